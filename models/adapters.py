@@ -127,8 +127,9 @@ class Adapters:
 
     def _most_tiles(self, pairs: int) -> int:
         """The most tiles for that many pairs of a row and an adapter: of rows, or of their experts' slots."""
-        slots = pairs * max(self._config.experts_used, 1)
-        groups = max(self._config.experts, 1) * len(self.loaded)
+        mixture = self._config.experts
+        slots = pairs * (mixture.used if mixture else 1)
+        groups = (mixture.count if mixture else 1) * len(self.loaded)
         return min(slots, slots // TILE + groups)
 
     def _factors(self, name: str, outputs: int, order: NDArray[np.int64] | None, factor: float) -> int:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
-from models.layer_sizes import slides_in_period
-from models.rope_config import RopeScaling
+from models.sizes.attention import slides_in_period
+from models.sizes.rope import RopeScaling
 
 Factor = Callable[[ModelConfig], float]
 Value = TypeVar("Value")
@@ -60,7 +60,7 @@ def one(config: ModelConfig) -> float:
 
 def inverse_root(config: ModelConfig) -> float:
     """The usual attention scale, 1 / sqrt(head size)."""
-    return 1.0 / math.sqrt(config.head_size)
+    return 1.0 / math.sqrt(config.attention.usual.size)
 
 
 def root_of_width(config: ModelConfig) -> float:
@@ -76,7 +76,7 @@ def full_width_scale(layers: int) -> Factor:
 
     def scale(config: ModelConfig) -> float:
         if config.layers == layers:
-            return 1.0 / math.sqrt(config.embedding / config.heads)
+            return 1.0 / math.sqrt(config.embedding / config.attention.usual.queries)
         return inverse_root(config)
 
     return scale
@@ -94,7 +94,7 @@ def stated(config: ModelConfig, key: str, value: Value | None) -> Value:
 
 def stated_gating(config: ModelConfig) -> Gating:
     """The gating that the file states. Raises UnsupportedModelError if it states none, or an unknown one."""
-    number = stated(config, "expert_gating_func", config.gating)
+    number = stated(config, "expert_gating_func", config.experts and config.experts.gating)
     known = {gating.value: gating for gating in Gating}
     if number not in known:
         raise UnsupportedModelError(
@@ -106,7 +106,7 @@ def stated_gating(config: ModelConfig) -> Gating:
 
 def stated_expert_scale(config: ModelConfig) -> float:
     """The factor of expert weights that the file states, else 1."""
-    return config.expert_scale or 1.0
+    return (config.experts and config.experts.scale) or 1.0
 
 
 def _sees_all(config: ModelConfig, layer: int) -> int:
@@ -120,8 +120,9 @@ def windows(period: int, default: int = 0) -> Callable[[ModelConfig, int], int]:
     """
 
     def window(config: ModelConfig, layer: int) -> int:
-        slides = slides_in_period(period, layer) if config.windowed is None else config.windowed[layer]
-        return (default if config.window is None else config.window) if slides else 0
+        sizes = config.attention
+        slides = slides_in_period(period, layer) if sizes.windowed is None else sizes.windowed[layer]
+        return (default if sizes.window is None else sizes.window) if slides else 0
 
     return window
 
@@ -131,7 +132,7 @@ def stated_windows(period: int) -> Callable[[ModelConfig, int], int]:
     of_layer = windows(period)
 
     def window(config: ModelConfig, layer: int) -> int:
-        stated(config, "attention.sliding_window", config.window)
+        stated(config, "attention.sliding_window", config.attention.window)
         return of_layer(config, layer)
 
     return window

@@ -13,8 +13,7 @@ import numpy as np
 
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
-from models.config import ModelConfig
-from models.kv_layout import ConvolutionSizes
+from models.sizes.convolution import ConvolutionSizes
 
 STATE_ROWS = 64
 """Rows of a step whose states are kept. Steps with drafts are shorter; truncation beyond these rows recomputes."""
@@ -27,13 +26,12 @@ class ConvolutionStates:
     group_places: place numbers that a group spans in a page table.
     """
 
-    def __init__(
-        self, config: ModelConfig, sizes: ConvolutionSizes, groups: int, group: int, group_places: int
-    ) -> None:
+    def __init__(self, sizes: ConvolutionSizes, groups: int, group: int, group_places: int) -> None:
         self.sizes, self.group_places = sizes, group_places
-        self.pages = zeros_from_the_front((groups, sizes.layers, 1, group, sizes.layer_bytes))
-        self._numbers = {layer: i for i, layer in enumerate(np.flatnonzero(config.recurs).tolist())}
-        self._latest = aligned_zeros((sizes.layers, STATE_ROWS, sizes.rows, sizes.width), np.float32)
+        layers = np.flatnonzero(sizes.layers).tolist()
+        self.pages = zeros_from_the_front((groups, len(layers), 1, group, sizes.layer_bytes))
+        self._numbers = {layer: i for i, layer in enumerate(layers)}
+        self._latest = aligned_zeros((len(layers), STATE_ROWS, sizes.rows, sizes.padded), np.float32)
 
     @property
     def latest_bytes(self) -> int:
@@ -54,7 +52,7 @@ class ConvolutionStates:
 
     def take_back(self, row: int, position: int, group: int, slot: int) -> None:
         """Restore a page's rows to their state after row `row` of the latest step, which is at `position`."""
-        page = self.pages[group, :, 0, slot].view(np.float32).reshape(-1, self.sizes.rows, self.sizes.width)
+        page = self.pages[group, :, 0, slot].view(np.float32).reshape(-1, self.sizes.rows, self.sizes.padded)
         for back in range(min(self.sizes.rows, position % PAGE_TOKENS + 1)):
             place = (position - back) % self.sizes.rows
             page[:, place] = self._latest[:, row, place]

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -10,20 +11,18 @@ from cpu_kernels import activations
 from cpu_kernels.activations import SoftCap
 from cpu_kernels.kernel import release_linker
 from cpu_kernels.records import Stage
-from models.attention_layer import AttentionLayers
-from models.feed_forward import FeedForwardLayers
 from models.kv_pages import PageStore
+from models.layers.attention import AttentionLayers
+from models.layers.feed_forward import FeedForwardLayers
+from models.layers.rope import Ropes
 from models.recording import NOTHING, Place, Recording, Rows
-from models.rope_tables import Ropes
 from models.weights import padded
 
 if TYPE_CHECKING:
-    from models.altup_streams import AltUpStreams
-    from models.expert_layer import ExpertLayers
-    from models.latent_layer import LatentLayers
-    from models.per_layer_inputs import PerLayerInputs
-    from models.recurrent_layers import ConvolutionLayers, DeltaLayers
-    from models.scan_layer import ScanLayers
+    from models.layers.altup_streams import AltUpStreams
+    from models.layers.experts import ExpertLayers
+    from models.layers.latents import LatentLayers
+    from models.layers.per_layer_inputs import PerLayerInputs
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,21 @@ class LogitsOperations:
     change: int | None = None
 
 
+class RecurrentLayers(Protocol):
+    """What `Layers` of each kind of state in models.layers have in common."""
+
+    def __init__(self, recording: Recording, store: PageStore) -> None: ...
+
+    def record(self, layer: int) -> None:
+        """Add the layer's output to x, or compute it into `aside` if attention still reads x."""
+
+
 class DecoderRecorder:
     """Loads a decoder's weights layer by layer and records the operations that use them."""
 
     inputs: "PerLayerInputs | None" = None
     _attention: "AttentionLayers | LatentLayers | None" = None
-    _recurrent: "ConvolutionLayers | DeltaLayers | ScanLayers | None" = None
+    _recurrent: "RecurrentLayers | None" = None
     _experts: "ExpertLayers | None" = None
     _streams: "AltUpStreams | None" = None
 
@@ -53,33 +61,28 @@ class DecoderRecorder:
         self._recording, self._read = recording, read
         self.features = recording.rows(len(read) * recording.config.embedding) if read else None
         config = recording.config
-        if any(config.attends) and not config.latents:
+        if any(config.attends) and not config.attention.latents:
             self._attention = AttentionLayers(recording, store, ropes)
-        widths = (width for layer, width in enumerate(config.dense_feed_forwards) if width and not config.mixes[layer])
+        widths = (width for layer, width in enumerate(config.feed_forward.widths) if width and not config.mixes[layer])
         self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
         # Most models lack the following layers: their modules and kernels are imported only when needed.
-        if config.latents:
-            from models.latent_layer import LatentLayers
+        if config.attention.latents:
+            from models.layers.latents import LatentLayers
 
             self._attention = LatentLayers(recording, store, ropes)
-        if any(config.recurs):
-            from models.recurrent_layers import ConvolutionLayers, DeltaLayers
-            from models.scan_layer import ScanLayers
-
-            if store.states:
-                self._recurrent = ConvolutionLayers(recording, store.states)
-            elif store.delta:
-                self._recurrent = (DeltaLayers if config.delta_net else ScanLayers)(recording, store.delta)
+        if config.state:
+            kind = import_module(type(config.state).__module__.replace("sizes", "layers"))
+            self._recurrent = kind.Layers(recording, store)
         if config.experts:
-            from models.expert_layer import ExpertLayers
+            from models.layers.experts import ExpertLayers
 
             self._experts = ExpertLayers(recording)
-        if config.per_layer_width:
-            from models.per_layer_inputs import PerLayerInputs
+        if config.per_layer.width:
+            from models.layers.per_layer_inputs import PerLayerInputs
 
             self.inputs = PerLayerInputs(recording)
-        if config.altup[0] > 1:
-            from models.altup_streams import AltUpStreams
+        if config.per_layer.streams > 1:
+            from models.layers.altup_streams import AltUpStreams
 
             self._streams = AltUpStreams(recording, self.inputs)
 
@@ -112,7 +115,7 @@ class DecoderRecorder:
         recording, config = self._recording, self._recording.config
         self._embed()
         self._finish_embedding()
-        if config.reads_images:
+        if config.images.are_read:
             recording.image_inputs(0)
         if self.inputs:
             self.inputs.record(narrows)
@@ -121,7 +124,7 @@ class DecoderRecorder:
         for layer in range(config.layers):
             self._keep_input(layer)
             self.record_layer(layer)
-            if config.reads_images and layer < config.image_layers:
+            if config.images.are_read and layer < config.images.layers:
                 recording.image_inputs(1 + layer)
             recording.loader.check_all_used(config.layers, layer)
             if layer == 0 and recording.loader.packs:  # the kernels that pack the other layers have been loaded
@@ -181,7 +184,7 @@ class DecoderRecorder:
     def _feed_forward(self, layer: int) -> "ExpertLayers | FeedForwardLayers | None":
         """A layer's network, which works on each row alone, if it has one."""
         config = self._recording.config
-        widths = config.dense_feed_forwards
+        widths = config.feed_forward.widths
         if widths and not widths[layer]:
             return None
         if not config.mixes[layer]:
@@ -228,7 +231,7 @@ class DecoderRecorder:
         before = recording.last_change
         product = recording.product(output, place, addend=bias, last=True, stage=Stage.WANTED)
         change = recording.last_change if recording.last_change != before else None
-        cap = config.logit_cap if config.logit_cap is not None else architecture.logit_cap
+        cap = config.factors.logit_cap if config.factors.logit_cap is not None else architecture.logit_cap
         capped = None
         if cap:
             arguments = SoftCap(y=place.address, stride=place.stride, count=output.rows, cap=builder.scalar(cap))

@@ -34,7 +34,7 @@ class DeltaStates:
         sizes = config.slot_sizes
         assert sizes is not None
         self.places = (group, group_places, slot_bytes(config), sizes.part_bytes)
-        layers = np.flatnonzero(config.recurs).tolist()
+        layers = np.flatnonzero(sizes.layers).tolist()
         self._numbers = {layer: i for i, layer in enumerate(layers)}
         self._slots = zeros_from_the_front((slots, len(layers), sizes.slot_parts * sizes.part_bytes))
         self.slot_of_page = np.asarray(aligned_zeros((pages,), np.int32), np.int32)

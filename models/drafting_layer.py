@@ -21,8 +21,8 @@ from models.architecture import Architecture
 from models.config import ModelConfig
 from models.kv_layout import KVTypes, bytes_of_tokens
 from models.kv_pages import PageStore, Sequence
+from models.layers.rope import Ropes
 from models.recording import Place, Recording, Rows
-from models.rope_tables import Ropes
 from models.steps import Steps
 from models.weights import Matrix, WeightLoader
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from models.architecture import NEIGHBOURS, Architecture
-from models.attention_layer import AttentionLayers
 from models.config import ModelConfig, read_config
 from models.drafting_layer import VECTOR, DraftingLayer, Part
 from models.errors import refusal
-from models.feed_forward import FeedForwardLayers
 from models.kv_layout import KVTypes
+from models.layers.attention import AttentionLayers
+from models.layers.feed_forward import FeedForwardLayers
 from models.prediction_layer import PredictionLayer, prediction_config, reaches_of
 from models.recording import Place
 from models.weights import WeightLoader
@@ -48,7 +48,7 @@ def layers_read(head: ModelFile | ModelConfig | None, model: ModelConfig) -> tup
             f"{', '.join(map(str, found))}. This model has width {model.embedding} and {model.layers} layers.",
             remedy="Use the head that was made for this model, or leave out --draft.",
         )
-    if (model.narrows and max(found) > model.last_stored) or model.altup[0] > 1 or width % VECTOR:
+    if (model.narrows and max(found) > model.last_stored) or model.per_layer.streams > 1 or width % VECTOR:
         raise refusal(head, f"it reads layer {max(found)} of this {model.architecture} model")
     return found
 
@@ -115,7 +115,7 @@ class EagleHead(DraftingLayer):
         if head.metadata.get_bool(f"{EAGLE}.norm_before_residual", False):
             recording.norm("blk.0.attn_norm_2")
         AttentionLayers(recording, self.store, self._ropes, joined).record(0)
-        FeedForwardLayers(recording, config.dense_feed_forwards[0]).record(0)
+        FeedForwardLayers(recording, config.feed_forward.widths[0]).record(0)
         ids = loader.rows(_D2T) if loader.has(_D2T) else vocabulary
         self.tokens = self._read_tokens(head, ids) if loader.has(_D2T) else None
         own = loader if loader.has(_OUTPUT) else models_loader

@@ -6,8 +6,8 @@ from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayou
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
-from models.layer_sizes import Heads
-from models.weights import padded
+from models.sizes.attention import Heads
+from models.sizes.convolution import ConvolutionSizes
 
 KVTypes = tuple[KVType, KVType]
 """The types in which keys and values are stored."""
@@ -19,37 +19,17 @@ _MOST_SLOTS = 256
 _SHARE = 4
 
 
-@dataclass(frozen=True)
-class ConvolutionSizes:
-    """Number of convolution layers, rows of each that a page keeps, and values of a row with padding."""
-
-    layers: int
-    rows: int
-    width: int
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of a page for one layer."""
-        return 4 * self.rows * self.width
-
-
-def convolution_sizes(config: ModelConfig) -> ConvolutionSizes | None:
-    """The sizes of a model's convolution states, None if it has no short convolutions."""
-    layers = sum(config.recurs) if config.slot_sizes is None else 0
-    return ConvolutionSizes(layers, config.convolution - 1, padded(config.embedding)) if layers else None
-
-
 def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
     """The types of keys and of values by name.
 
     Raises UnsupportedModelError if there is no such type, or the model's heads or latents do not fit it.
     """
     types = _kv_type(names[0], "keys", config), _kv_type(names[1], "values", config)
-    if config.latents and KVType.Q4_0 in types:
+    if config.attention.latents and KVType.Q4_0 in types:
         raise UnsupportedModelError(
             "This model stores keys and values as one latent, which q4_0 does not support. Use f16 or q8_0."
         )
-    if config.latents and types[0] is not types[1]:
+    if config.attention.latents and types[0] is not types[1]:
         raise UnsupportedModelError(
             f"This model stores keys and values as one latent, so keys in {types[0]} and values in {types[1]} "
             "are not possible. Use the same type for both."
@@ -81,10 +61,10 @@ def window_layers(config: ModelConfig, architecture: Architecture) -> WindowLaye
 
     Models that keep other states than keys and values, or latents, keep all tokens of all layers.
     """
-    if config.latents or any(config.recurs) or config.causal is False or not architecture.causal:
+    if config.attention.latents or config.state or config.attention.causal is False or not architecture.causal:
         return None
     reads: dict[int, list[int]] = {}
-    for layer, source in enumerate(config.kv_layers):
+    for layer, source in enumerate(config.attention.kv_layers):
         reads.setdefault(source, []).append(architecture.window(config, layer) if config.attends[layer] else 0)
     slides = {layer: max(widths) for layer, widths in reads.items() if min(widths) > 0 and config.stores(layer)}
     found = WindowLayers(frozenset(slides), max(slides.values(), default=0))
@@ -96,7 +76,7 @@ def heads_stored(config: ModelConfig, windows: WindowLayers | None, of_window: b
     layers = windows.layers if windows else frozenset()
     return {
         layer: heads
-        for layer, heads in enumerate(config.layer_heads)
+        for layer, heads in enumerate(config.attention.layer_heads)
         if config.stores(layer) and (layer in layers) is of_window
     }
 
@@ -119,7 +99,7 @@ def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
 def slot_bytes(config: ModelConfig) -> int:
     """Bytes of a slot, 0 for a model without such states."""
     sizes = config.slot_sizes
-    return sum(config.recurs) * sizes.slot_parts * sizes.part_bytes if sizes else 0
+    return sum(sizes.layers) * sizes.slot_parts * sizes.part_bytes if sizes else 0
 
 
 def slots_within(config: ModelConfig, budget: int) -> int:
@@ -151,10 +131,9 @@ def page_bytes(config: ModelConfig, types: KVTypes, windows: WindowLayers | None
     """
     heads = heads_stored(config, windows).values()
     of_heads = PAGE_TOKENS * sum(layer_bytes_per_token(each, types) for each in heads)
-    sizes = convolution_sizes(config)
-    return (
-        of_heads + (sizes.layers * sizes.layer_bytes if sizes else 0) + (4 * PAGE_TOKENS if any(config.recurs) else 0)
-    )
+    state = config.state
+    of_rows = sum(state.layers) * state.layer_bytes if isinstance(state, ConvolutionSizes) else 0
+    return of_heads + of_rows + (4 * PAGE_TOKENS if state else 0)
 
 
 def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:
@@ -166,14 +145,14 @@ def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:
 
 def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
     """The type of that name. Raises UnsupportedModelError if there is none, or the model's heads do not fit it."""
-    sixteen_bits = KVType.F16 if config.latents else KVType.I16
+    sixteen_bits = KVType.F16 if config.attention.latents else KVType.I16
     kinds = {"f16": sixteen_bits, "q8_0": KVType.Q8_0, "q4_0": KVType.Q4_0}
     if name not in kinds:
         raise UnsupportedModelError(
             f"The native engine cannot store {what} as {name!r}. Choose one of: {', '.join(kinds)}."
         )
     kind = kinds[name]
-    size = next((heads.size for heads in config.layer_heads if heads.size % SCALED_TOGETHER), 0)
+    size = next((heads.size for heads in config.attention.layer_heads if heads.size % SCALED_TOGETHER), 0)
     if kind is not sixteen_bits and size:
         raise UnsupportedModelError(
             f"{name} stores {what} in blocks of {SCALED_TOGETHER} numbers, which do not divide this model's heads of "
@@ -189,6 +168,6 @@ def kind_of(heads: Heads) -> tuple[int, int]:
 
 def source_of(config: ModelConfig, layer: int) -> int:
     """The layer whose keys and values a layer reads: itself, or an earlier one."""
-    while (source := config.kv_layers[layer]) != layer:
+    while (source := config.attention.kv_layers[layer]) != layer:
         layer = source
     return layer

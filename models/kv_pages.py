@@ -22,7 +22,6 @@ from models.delta_states import DeltaStates
 from models.kv_layout import (
     KVTypes,
     WindowLayers,
-    convolution_sizes,
     heads_stored,
     page_bytes,
     slots_within,
@@ -31,6 +30,7 @@ from models.kv_layout import (
     window_page_bytes,
 )
 from models.page_arrays import LayerPages, PageArrays
+from models.sizes.convolution import ConvolutionSizes
 from models.window_pages import WindowPages
 
 TABLE_STEP = 64
@@ -124,8 +124,8 @@ class PageStore:
             self._apart = -(-_WINDOWS_APART * windows.window // _LEAST_APART) * _LEAST_APART
         places = self._pages.groups, self._pages.group, self._pages.group_places
         self.states: ConvolutionStates | None = None
-        if sizes := convolution_sizes(config):
-            self.states = ConvolutionStates(config, sizes, *places)
+        if isinstance(config.state, ConvolutionSizes):
+            self.states = ConvolutionStates(config.state, *places)
             self._pages.all.append((self.states.pages, ()))
         self.delta = DeltaStates(config, slots, self.total, *places[1:]) if slots else None
         self._ids: NDArray[np.uint8] | None = None

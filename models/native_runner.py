@@ -32,10 +32,10 @@ from models.eagle_head import choose_drafts, drafting_layer, layers_read
 from models.errors import refusal
 from models.kv_layout import MAX_ROWS, stored_types, window_layers
 from models.kv_pages import PageStore, Sequence
+from models.layers.rope import Ropes
 from models.packed_file import PackedWeights
 from models.recording import Recording
 from models.registry import find_architecture
-from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
 from models.steps import Steps, usable_threads
 from models.weights import WeightLoader, padded
@@ -81,7 +81,7 @@ class NativeRunner:
         """
         architecture = find_architecture(file.architecture)
         self._config = config = config or read_config(file)
-        if config.causal is False:
+        if config.attention.causal is False:
             raise refusal(file, f"{file.architecture}.attention.causal is False: it does not generate text")
         types = stored_types(config, kv_types)
         chosen = choose_drafts(file, config, architecture, drafts)
@@ -135,7 +135,7 @@ class NativeRunner:
         recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._team.threads, adapters)
         self._ropes = Ropes(recording, context)
         recorder = DecoderRecorder(recording, self._store, self._ropes, read)
-        self._image_parts = 1 + config.image_layers if config.reads_images else 0
+        self._image_parts = 1 + config.images.layers if config.images.are_read else 0
         self._logits_operations = recorder.record()
         self._drafts: SelfDrafts | None = None
         if drafts:
@@ -294,7 +294,7 @@ class NativeRunner:
             raise ValueError(f"embeddings of shape {image.embeddings.shape} are not rows of {parts} x {width} numbers")
         if image.sees_all and count > MAX_ROWS:
             raise ValueError(f"{count} rows see each other, more than {MAX_ROWS}")
-        if (image.grid is None) is bool(self._config.position_sections):
+        if (image.grid is None) is bool(self._config.rope.sections):
             raise ValueError("the image has positions of another kind than this model's")
         start = target.length
         if self._store.needed(target, count) > self._store.free:
@@ -459,7 +459,7 @@ class NativeRunner:
         for handle, first, count in segments:
             sequence = self._sequences[handle]
             start = positions[first]
-            late = start > sequence.length or (start < sequence.length and not self._config.position_sections)
+            late = start > sequence.length or (start < sequence.length and not self._config.rope.sections)
             if late or list(positions[first : first + count]) != list(range(start, start + count)):
                 raise ValueError(f"positions must continue the sequence's length, {sequence.length}")
             if self._store.reusable(sequence, sequence.length) < sequence.length:

@@ -32,10 +32,10 @@ from models.eagle_head import choose_drafts, drafting_layer, layers_read
 from models.errors import UnsupportedModelError
 from models.kv_layout import MAX_ROWS, state_bytes, stored_types, window_layers, window_page_bytes
 from models.kv_pages import PageStore
+from models.layers.rope import Ropes
 from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
-from models.rope_tables import Ropes
 from models.self_drafts import SelfDrafts
 from models.steps import step_fields, usable_threads
 from models.text_encoder import encoder_store, rows_of_a_pass, stored_bytes

@@ -16,10 +16,10 @@ from models.decoder import DecoderRecorder
 from models.eagle_head import choose_drafts, drafting_layer
 from models.kv_layout import MAX_ROWS, stored_types, window_layers
 from models.kv_pages import PageStore
+from models.layers.rope import Ropes
 from models.packed_file import PackedWriter
 from models.recording import Recording
 from models.registry import find_architecture
-from models.rope_tables import Ropes
 from models.steps import usable_threads
 from models.weights import PORTION_BYTES, Packing, WeightLoader
 

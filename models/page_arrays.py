@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cpu_kernels.kv_types import Plane
 from cpu_kernels.memory import give_back, zeros_from_the_front
 from models.kv_layout import KVTypes, kind_of, page_layouts
-from models.layer_sizes import Heads
+from models.sizes.attention import Heads
 
 _GROUP = 8
 """Pages of a group. More pages make longer streams, but a first token takes a whole group of memory."""

@@ -47,7 +47,7 @@ class PoolingHead:
             self.width = self._size
             return
         outputs = [loader.rows(f"{name}.weight") for name in names]
-        self._wide = wide = replace(config, feed_forward=max(config.feed_forward, *outputs), experts=0)
+        self._wide = wide = replace(config, joins=max(outputs), experts=None)
         recording = Recording(self.builder, loader, wide, architecture, _ROWS, threads)
         self._in = recording.x.values
         rows, k = recording.x, self._size

@@ -21,9 +21,9 @@ from models.config import ModelConfig
 from models.decoder import DecoderRecorder
 from models.drafting_layer import VECTOR, DraftingLayer, Part
 from models.kv_layout import KVTypes
-from models.layer_sizes import ALL_COUNT
 from models.recording import NOTHING
-from models.scan_sizes import ALONE
+from models.sizes.feed_forward import ALL_COUNT
+from models.sizes.scan import ALONE
 from models.weights import WeightLoader
 
 _LEAST_IDS, _SHARES_OF_IDS = 32_768, (4, 2, 1)  # draft from a quarter of all ids, from half, or from all
@@ -47,21 +47,22 @@ def prediction_config(file: ModelFile, config: ModelConfig) -> ModelConfig | Non
     like = _layer_like(file, config, own)
     if like is None or config.embedding % VECTOR:
         return None
-    count, dense = layer + 1, not config.mixes[like]
+    count, sizes, network = layer + 1, config.attention, config.feed_forward
+    mixture = config.experts if config.mixes[like] else None
     return replace(
         config,
         layers=count,
-        attends=(*[False] * layer, True),
-        recurs=(False,) * count,
-        layer_heads=(config.layer_heads[like],) * count,
-        kv_layers=tuple(range(count)),
-        mixes=(not dense,) * count,
-        dense_feed_forwards=(config.dense_feed_forwards[like],) * count if dense else (),
-        sparsity=(ALL_COUNT,) * count,
-        experts=0 if dense else config.experts,
-        delta_net=None,
-        scan=None,
-        convolution=0,
+        attention=replace(
+            sizes,
+            attends=(*[False] * layer, True),
+            layer_heads=(sizes.layer_heads[like],) * count,
+            kv_layers=tuple(range(count)),
+        ),
+        feed_forward=replace(
+            network, widths=() if mixture else (network.widths[like],) * count, sparsity=(ALL_COUNT,) * count
+        ),
+        experts=replace(mixture, layers=(True,) * count) if mixture else None,
+        state=None,
         joins=2 * config.embedding,
     )
 

@@ -120,7 +120,7 @@ class Recording:
         residual = architecture.scales.residual(config)
         self.epsilon = builder.scalar(config.epsilon / residual**2)
         self.embedding_factor = architecture.scales.embedding(config) / residual
-        self.activation = architecture.stated_activations.get(config.activation, architecture.activation)
+        self.activation = architecture.stated_activations.get(config.feed_forward.activation, architecture.activation)
         self.plain_epsilon = builder.scalar(config.epsilon)
         self.matrices_of_row: dict[int, int] = {}
         self._unscaled: list[tuple[Kernel, Arguments, Stage | None]] = []
@@ -441,7 +441,7 @@ class Recording:
         Factors of Gemma, and of models with later parts, belong to tokens alone, others to what the first layer reads.
         """
         width, scales = self.config.embedding, self.architecture.scales
-        alone = self.config.image_layers > 0 or scales.embedding is root_of_width
+        alone = self.config.images.layers > 0 or scales.embedding is root_of_width
         arguments = ImageInputs(
             x=self.x.address,
             stride=self.x.stride,

@@ -22,9 +22,9 @@ from gguf_io.runner_info import LoadProgress
 from models.adapters import Adapters
 from models.config import ModelConfig
 from models.kv_pages import Sequence
-from models.layer_sizes import DeltaNetSizes
-from models.rope_tables import Ropes
-from models.scan_sizes import ScanSizes
+from models.layers.rope import Ropes
+from models.sizes.experts import ExpertSizes
+from models.sizes.state import SlotSizes
 from models.weights import padded
 
 _SEGMENT_FIELDS = 4
@@ -55,7 +55,7 @@ class StepSizes(Protocol):
     def longest_head(self) -> int: ...
 
     @property
-    def slot_sizes(self) -> DeltaNetSizes | ScanSizes | None: ...
+    def slot_sizes(self) -> SlotSizes | None: ...
 
 
 def step_fields(
@@ -116,8 +116,8 @@ class Steps:
         self._wanted, self._wanted_segments = fields[Step.WANTED], fields[Step.WANTED_SEGMENTS]
         self._narrows, self._longest_head = config.narrows, config.longest_head
         self._placed: Ordered[tuple[Sequence, int, int]] = ()
-        attending = (heads for heads, attends in zip(config.layer_heads, config.attends, strict=True) if attends)
-        self._kinds = {(heads.keys, heads.group) for heads in attending}
+        heads = zip(config.attention.layer_heads, config.attends, strict=True)
+        self._kinds = {(each.keys, each.group) for each, attends in heads if attends}
         self._step[Step.SCRATCH_STRIDE] = len(fields[Step.SCRATCH]) // team.threads // 64 * 64
         self._parts = {field: aligned_zeros((0,), np.uint8) for field in (Step.PARTS, Step.WANTED_PARTS)}
         self._stages = (0, 0)  # rows and rows with requested logits that the step record was written for
@@ -206,19 +206,12 @@ class Steps:
         if self._adapters:
             self._adapters.place_wanted(step, wanted)
         if self._config.experts:
-            set_stage(step, Stage.EXPERT, 0, self._expert_width(rows))
+            set_stage(step, Stage.EXPERT, 0, _expert_width(rows, self._config.experts))
         self.program.run(self._team, self._address)
 
     def last_step(self) -> RecordedStep:
         """The latest `run`, for measurements; valid until the next call that changes a sequence."""
         return RecordedStep(self.program, self._team, self._step)
-
-    def _expert_width(self, rows: int) -> int:
-        """The tile width for experts' slots: narrow enough to leave few lanes empty."""
-        if rows <= 1:
-            return 1
-        average = rows * self._config.experts_used / self._config.experts
-        return next((width for width in TILE_WIDTHS[1:] if width >= average), TILE_WIDTHS[-1])
 
     def _share_attention(self, field: Step, segments: list[tuple[int, int]]) -> None:
         """If a step has few attention tiles, divide it among threads by spans, and allocate buffers for their results.
@@ -234,3 +227,11 @@ class Steps:
         if room > len(self._parts[field]):
             self._parts[field] = aligned_zeros((2 * room,), np.uint8)
         self._step[field] = self._parts[field].ctypes.data
+
+
+def _expert_width(rows: int, mixture: ExpertSizes) -> int:
+    """The tile width for experts' slots: narrow enough to leave few lanes empty."""
+    if rows <= 1:
+        return 1
+    average = rows * mixture.used / mixture.count
+    return next((width for width in TILE_WIDTHS[1:] if width >= average), TILE_WIDTHS[-1])

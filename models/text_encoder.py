@@ -17,10 +17,10 @@ from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.kv_layout import kv_bytes_per_token
 from models.kv_pages import PageStore, Sequence
+from models.layers.rope import Ropes
 from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
-from models.rope_tables import Ropes
 from models.steps import Steps, usable_threads
 from models.weights import WeightLoader
 
@@ -47,7 +47,7 @@ class TextEncoder:
         architecture = find_architecture(file.architecture, TEXT_ENCODERS)
         self._config = config = read_config(file)
         pooling, self._averages = pooling_of(file), averages(file)
-        causal = architecture.causal if config.causal is None else config.causal
+        causal = architecture.causal if config.attention.causal is None else config.attention.causal
         # In a causal reranker the last state has seen the whole text; otherwise the first is trained to summarize it.
         self._reads_last = pooling is Pooling.LAST or (pooling is Pooling.RANK and causal)
         self.max_tokens = min(config.context, MAX_TOKENS)
@@ -151,9 +151,10 @@ def stored_bytes(config: ModelConfig) -> int:
 
 def _storing(config: ModelConfig) -> ModelConfig:
     """The sizes of what is stored: if all layers are alike, one layer's pages, which each overwrites in turn."""
-    own = len(set(config.kv_layers)) == config.layers  # no layer reads another's keys and values
-    alike = own and all(config.attends) and len(set(config.layer_heads)) == 1
-    return replace(config, kv_layers=(0,) * config.layers) if alike else config
+    sizes = config.attention
+    own = len(set(sizes.kv_layers)) == config.layers  # no layer reads another's keys and values
+    alike = own and all(sizes.attends) and len(set(sizes.layer_heads)) == 1
+    return replace(config, attention=replace(sizes, kv_layers=(0,) * config.layers)) if alike else config
 
 
 def rows_of_a_pass(config: ModelConfig) -> int:

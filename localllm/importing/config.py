@@ -6,7 +6,7 @@ from typing import Any
 
 from localllm.importing.errors import CheckpointError
 from localllm.text import shortened
-from models.layer_sizes import MAX_LAYERS
+from models.sizes.reading import MAX_LAYERS
 
 _MOST_OF_A_HEAD = 1 << 16  # far above what the engine takes; bounds tables of factors
 

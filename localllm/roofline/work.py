@@ -8,7 +8,7 @@ from models.config import read_config
 from models.kv_layout import layer_bytes_per_token, stored_types
 from models.needs import native_needs
 from models.registry import find_architecture
-from models.weights import padded
+from models.sizes.convolution import ConvolutionSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ def looks(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> tuple[
     for layer, attends in enumerate(config.attends):
         if attends:
             window = float(architecture.window(config, layer) or "inf")
-            found.append((window, layer_bytes_per_token(config.layer_heads[layer], types)))
-        elif config.convolution:
-            found.append((float(config.convolution), 4 * padded(config.embedding)))
+            found.append((window, layer_bytes_per_token(config.attention.layer_heads[layer], types)))
+        elif isinstance(config.state, ConvolutionSizes):
+            found.append((float(config.state.reach), 4 * config.state.padded))
     return tuple(found)
 
 
@@ -79,7 +79,8 @@ def attention_operations(file: ModelFile, tokens: int) -> float:
     config = read_config(file)
     ends = (min(float(tokens), window) for window, _ in looks(file))
     seen = sum(end * (tokens - end / 2) for end in ends)  # over all rows; grows until the window is full
-    return 4 * config.heads * config.head_size * seen
+    heads = config.attention.usual
+    return 4 * heads.queries * heads.size * seen
 
 
 def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelWork:

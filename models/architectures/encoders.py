@@ -14,7 +14,7 @@ from models.architecture import (
     windows,
 )
 from models.architectures.gemma import GEMMA3
-from models.layer_sizes import ALL_FIRST
+from models.sizes.attention import ALL_FIRST
 
 # Any other name means GELU, as in llama.cpp.
 _MODERN_ACTIVATIONS = {

@@ -25,7 +25,7 @@ from models.architecture import (
 from models.config import ModelConfig
 
 _AFTER_ALONE = Norms(before=False, after=True)
-_OTHER_SECOND_NORM = Norms(feed_forward="post_attention_norm")
+OTHER_SECOND_NORM = Norms(feed_forward="post_attention_norm")
 _LFM2_NORMS = Norms(output="token_embd_norm")
 _ANY_SUM = Experts(normalise=False)  # weights that need not add up to one
 
@@ -77,7 +77,7 @@ def _granite_logits(config: ModelConfig) -> float:
 
 
 def _granite_turns(config: ModelConfig, layer: int) -> bool:
-    return config.rope_finetuned
+    return config.rope.finetuned
 
 
 def _minicpm_embedding(config: ModelConfig) -> float:
@@ -99,8 +99,7 @@ GRANITE = Architecture(
     replace(NEIGHBOURS, turns=_granite_turns),
     scales=Scales(_granite_embedding, _granite_residual, _granite_attention, _granite_logits),
 )
-_MROPE = replace(HALVES, interleaved=True)
-_QWEN35 = Architecture("qwen35", _MROPE, _OTHER_SECOND_NORM, gated_attention=True, drafts=True)
+MROPE = replace(HALVES, interleaved=True)
 
 ARCHITECTURES = (
     # Llama 1 to 3, Mistral, TinyLlama, SmolLM, and Mixtral, which has experts.
@@ -124,12 +123,12 @@ ARCHITECTURES = (
     Architecture("qwen3moe", HALVES),
     # The language models of Qwen 2 VL, 2.5 VL and 3 VL: positions of images have three components (M-RoPE).
     Architecture("qwen2vl", HALVES),
-    Architecture("qwen3vl", _MROPE),
-    Architecture("qwen3vlmoe", _MROPE),
+    Architecture("qwen3vl", MROPE),
+    Architecture("qwen3vlmoe", MROPE),
     # Phi 3 and 3.5: fused tensors, and rotation factors that depend on the context length.
     Architecture("phi3", HALVES),
     # Seed-OSS: biases on queries, keys and values, and another name for the second norm.
-    Architecture("seed_oss", HALVES, _OTHER_SECOND_NORM),
+    Architecture("seed_oss", HALVES, OTHER_SECOND_NORM),
     # Hunyuan, and A13B with experts and a shared one: norms of heads after rotation.
     Architecture("hunyuan-dense", replace(HALVES, before_norms=True)),
     Architecture("hunyuan-moe", replace(HALVES, before_norms=True)),
@@ -172,9 +171,4 @@ ARCHITECTURES = (
     # are chosen with a bias that does not affect their weights.
     Architecture("lfm2", HALVES, _LFM2_NORMS, window=windows(0)),
     Architecture("lfm2moe", HALVES, _LFM2_NORMS, experts=Experts(stated_gating)),
-    # Qwen 3.5, for text only: gated delta networks in most layers, and gated attention. With experts, the shared one
-    # has its own gate. In Qwen3-Next value heads that share a key head are adjacent.
-    _QWEN35,
-    replace(_QWEN35, name="qwen35moe"),
-    replace(_QWEN35, name="qwen3next", value_heads_together=True),
 )

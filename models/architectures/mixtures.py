@@ -20,9 +20,9 @@ from models.architecture import (
     windows,
 )
 from models.config import ModelConfig
-from models.layer_sizes import ALL_FIRST, slides_in_period
-from models.rope_config import RopeScaling
-from models.rope_tables import magnitude
+from models.layers.rope import magnitude
+from models.sizes.attention import ALL_FIRST, slides_in_period
+from models.sizes.rope import RopeScaling
 
 # Layers and vocabulary of GLM 4.7 Flash, to recognise its early files, which state no gating.
 _GLM_FLASH_LAYERS, _GLM_FLASH_VOCABULARY = (47, 48), 154_880
@@ -30,7 +30,7 @@ _SMALLTHINKER_WINDOW = 4096
 
 
 def _deepseek2_gating(config: ModelConfig) -> Gating:
-    if config.gating:
+    if config.experts and config.experts.gating:
         return stated_gating(config)
     is_glm = config.layers in _GLM_FLASH_LAYERS and config.vocabulary == _GLM_FLASH_VOCABULARY
     return Gating.SIGMOID if is_glm else Gating.SOFTMAX
@@ -46,15 +46,15 @@ def _deepseek2_attention(config: ModelConfig) -> float:
 
     Files state a tenth of the sharpening's multiplier. Raises UnsupportedModelError for a file without latents.
     """
-    latents = stated(config, "attention.kv_lora_rank", config.latents)
-    scaling = config.rope_scaling
+    latents = stated(config, "attention.kv_lora_rank", config.attention.latents)
+    scaling = config.rope.scaling
     stretch = math.log(scaling.factor) if scaling.kind != "none" else 0.0
     sharpening = magnitude(_unsharpened(scaling)) * (1.0 + scaling.log_multiplier * stretch)
     return sharpening**2 / math.sqrt(latents.plain + latents.turned)
 
 
 def _glm4_gating(config: ModelConfig) -> Gating:
-    return stated_gating(config) if config.gating else Gating.SIGMOID
+    return stated_gating(config) if config.experts and config.experts.gating else Gating.SIGMOID
 
 
 _window_of_file = windows(ALL_FIRST["smallthinker"])
@@ -66,7 +66,7 @@ def _smallthinker_window(config: ModelConfig, layer: int) -> int:
 
 
 def _smallthinker_turns(config: ModelConfig, layer: int) -> bool:
-    return not config.window or slides_in_period(ALL_FIRST["smallthinker"], layer, all_first=True)
+    return not config.attention.window or slides_in_period(ALL_FIRST["smallthinker"], layer, all_first=True)
 
 
 ARCHITECTURES = (

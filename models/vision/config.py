@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError, shortened
 from models.errors import UnsupportedModelError
-from models.layer_sizes import MAX_HEAD_SIZE, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
+from models.sizes.reading import MAX_HEAD_SIZE, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
 
 PREFIX = "clip.vision."
 MAX_SIDE, MAX_PATCH, MAX_MERGE = 8192, 512, 16

@@ -13,8 +13,7 @@ from cpu_kernels.records import Ahead, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.tuning import prefetch
 from gguf_io import ModelFile
-from models.layer_sizes import DeltaNetSizes
-from models.scan_sizes import ScanSizes
+from models.sizes.state import SlotSizes
 from models.steps import step_fields
 from models.vision.layout import Budget, ImageLayout, Size
 from models.vision.pixels import Pixels
@@ -85,7 +84,7 @@ class Family(ABC):
     pass_rows: int
     picture_bytes: int
     longest_head: int = 32
-    slot_sizes: DeltaNetSizes | ScanSizes | None = None
+    slot_sizes: SlotSizes | None = None
 
     @abstractmethod
     def __init__(self, file: ModelFile) -> None:

@@ -18,10 +18,10 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from models.errors import refusal
 from models.kv_layout import layer_bytes_per_token
-from models.layer_sizes import Heads
 from models.page_arrays import PageArrays
 from models.recording import NOTHING, Place
 from models.recording import Rows as Buffer
+from models.sizes.attention import Heads
 from models.vision.config import VisionConfig
 from models.vision.family import Passes, Rows
 from models.vision.recording import Part, VisionRecording, rows_of_a_pass

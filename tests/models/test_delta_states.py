@@ -22,6 +22,7 @@ from models.kv_layout import (
     stored_types,
 )
 from models.native_runner import NativeRunner
+from models.sizes.delta_net import DeltaNetSizes
 from tests.models.architecture_models import MODELS
 from tests.models.state_checks import (
     AFTER_REJECTION,
@@ -47,7 +48,11 @@ def few_slots(path: Path) -> int:
     """A KV budget with which a model gets few slots."""
     with open_model(path) as file:
         config = read_config(file)
-        return LITTLE if config.delta_net else bytes_of_tokens(config, stored_types(config, ("f16", "f16")), 5000)
+        return (
+            LITTLE
+            if isinstance(config.state, DeltaNetSizes)
+            else bytes_of_tokens(config, stored_types(config, ("f16", "f16")), 5000)
+        )
 
 
 @pytest.fixture(scope="module")

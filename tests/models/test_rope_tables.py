@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from gguf_io import open_model
-from models.layer_sizes import Heads
+from models.layers.rope import RopeTable
 from models.native_runner import NativeRunner
-from models.rope_config import QueryGrowth
-from models.rope_tables import RopeTable
+from models.sizes.attention import Heads
+from models.sizes.rope import QueryGrowth
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 

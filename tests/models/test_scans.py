@@ -45,8 +45,8 @@ def test_plans_count_states(name: str, tmp_path: Path) -> None:
         runner = NativeRunner(file, kv_bytes=BUDGET, threads=1)
     runner.close()
     assert stated == runner.info.kv_bytes_per_token == attention + 4  # and a token's id
-    assert config.scan is not None
-    units = config.scan.slot_parts
+    assert config.slot_sizes is not None
+    units = config.slot_sizes.slot_parts
     assert units % groups == 0 and heads % units == 0
     of_heads = heads * (values * state + PAGE * values + PAGE + (reach - 1 + PAGE) * values)
     assert slot_bytes(config) == 4 * layers * (of_heads + units * state * (PAGE + 2 * (reach - 1 + PAGE)))

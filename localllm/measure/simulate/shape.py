@@ -88,15 +88,16 @@ class ModelShape:
         rest = [each for name, each in tensors.items() if name not in (_EMBEDDING, _OUTPUT)]
         experts = [each for each in rest if _EXPERTS in each.name]
         expert_bytes = sum(each.nbytes for each in experts)
-        used = config.experts_used / config.experts if config.experts else 0.0
+        heads, mixture = config.attention.usual, config.experts
+        used = mixture.used / mixture.count if mixture else 0.0
         dense = sum(math.prod(each.shape) for each in rest if _EXPERTS not in each.name)
         return cls(
             name=file.path.name,
             layers=config.layers,
             embedding=config.embedding,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_size=config.head_size,
+            heads=heads.queries,
+            kv_heads=heads.keys,
+            head_size=heads.size,
             context=config.context,
             weights=file.weights_bytes,
             dense_bytes=sum(each.nbytes for each in rest) - expert_bytes,
@@ -104,9 +105,9 @@ class ModelShape:
             row_operations=speed.operations_per_token(dense + used * sum(math.prod(each.shape) for each in experts)),
             output_operations=speed.operations_per_token(math.prod(output.shape)),
             expert_bytes=expert_bytes,
-            experts=config.experts,
-            experts_used=config.experts_used,
-            latents=config.latents is not None,
+            experts=mixture.count if mixture else 0,
+            experts_used=mixture.used if mixture else 0,
+            latents=config.attention.latents is not None,
         )
 
 

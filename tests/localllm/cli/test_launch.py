@@ -258,9 +258,9 @@ def test_operations_of_attention(tmp_path: Path) -> None:
     """Counted one by one: each row has two products with each token that it sees, in each head and layer."""
     for name, window in (("llama", None), ("gemma2", 40)):
         with open_model(write(MODELS[name], tmp_path / f"{name}.gguf")) as file:
-            config, tokens = read_config(file), 100
+            heads, tokens = read_config(file).attention.usual, 100
             counted = sum(
-                4 * config.heads * config.head_size * min(row + 0.5, look)
+                4 * heads.queries * heads.size * min(row + 0.5, look)
                 for look, _ in looks(file)
                 for row in range(tokens)
             )

@@ -58,9 +58,10 @@ def test_the_header_tells_what_the_program_reads_and_computes(name: str, tmp_pat
         runner.run([0], [0], [sequence], [0])
         assert (told.row, told.logits) == runner.last_step().products()
         config = read_config(file)
-        layers = [layer for layer in range(config.layers) if config.attends[layer] or config.convolution]
+        read = config.attends if config.slot_sizes else [True] * config.layers
+        layers = [layer for layer in range(config.layers) if read[layer]]
         looks = zip(layers, told.looks, strict=True)
-        stored = sum(each for layer, (_, each) in looks if config.kv_layers[layer] == layer)
+        stored = sum(each for layer, (_, each) in looks if config.attention.kv_layers[layer] == layer)
         ids = 4 if any(config.recurs) else 0  # kept, since rows may be computed again
         info = runner.info
         assert stored + ids == pytest.approx(info.kv_bytes_per_token * (1 + info.window_pages))

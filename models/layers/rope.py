@@ -15,9 +15,9 @@ from cpu_kernels.records import Step
 from models.architecture import RopePairs
 from models.errors import UnsupportedModelError
 from models.kv_layout import MAX_ROWS
-from models.layer_sizes import Heads
 from models.recording import Recording
-from models.rope_config import QueryGrowth, RopeScaling
+from models.sizes.attention import Heads
+from models.sizes.rope import QueryGrowth, RopeScaling
 from models.weights import WeightLoader
 
 _FIRST_POSITIONS = 4096
@@ -149,27 +149,28 @@ class Ropes:
         usual ones are needed.
         """
         config, architecture = recording.config, recording.architecture
-        rotation, scaling = architecture.rotation, config.rope_scaling
+        rotation, scaling = architecture.rotation, config.rope.scaling
         layers = range(config.layers)
-        base = config.window_rope_base or rotation.window_base or config.rope_base
+        base = config.rope.window_base or rotation.window_base or config.rope.base
         windowed = base, rotation.window_scaling(scaling)
         slides = [architecture.window(config, i) > 0 for i in layers]
-        of_all = next((config.layer_heads[i] for i in layers if not slides[i]), config.layer_heads[0])
-        of_window = next((config.layer_heads[i] for i in layers if slides[i]), of_all)
+        heads = config.attention.layer_heads
+        of_all = next((heads[i] for i in layers if not slides[i]), heads[0])
+        of_window = next((heads[i] for i in layers if slides[i]), of_all)
         two_sizes = (of_all.padded, of_all.rope_size) != (of_window.padded, of_window.rope_size)
-        self._local = any(slides) and (two_sizes or windowed != (config.rope_base, scaling))
-        self._grows = config.query_growth is not None
-        self._components = rotation.components(config.position_sections, of_all.rope_size // 2)
+        self._local = any(slides) and (two_sizes or windowed != (config.rope.base, scaling))
+        self._grows = config.rope.query_growth is not None
+        self._components = rotation.components(config.rope.sections, of_all.rope_size // 2)
         factors = _factors(of_all, scaling, recording.loader, context)
-        radians = frequencies(of_all.rope_size, config.rope_base, scaling, factors)
+        radians = frequencies(of_all.rope_size, config.rope.base, scaling, factors)
         self._tables = {GLOBAL_ROPE: RopeTable(of_all, radians, magnitude(rotation.scaling(scaling)))}
         if self._local:
             local = frequencies(of_window.rope_size, *windowed, None)
             self._tables[LOCAL_ROPE] = RopeTable(of_window, local, magnitude(windowed[1]))
         if rotation.before_norms or not all(rotation.turns(config, i) for i in layers):
             self._tables[NO_ROPE] = RopeTable(of_all, np.zeros(0), 1.0)
-        if config.query_growth is not None:
-            self._tables[QUERY_ROPE] = RopeTable(of_all, radians, magnitude(scaling), config.query_growth)
+        if config.rope.query_growth is not None:
+            self._tables[QUERY_ROPE] = RopeTable(of_all, radians, magnitude(scaling), config.rope.query_growth)
         if two_sizes and set(self._tables) > {GLOBAL_ROPE, LOCAL_ROPE}:
             raise UnsupportedModelError(
                 f"The native engine does not support heads of two sizes in models of the architecture "

@@ -8,24 +8,26 @@ from numpy.typing import NDArray
 from cpu_kernels.norms import NormGroupsPack, norm_groups_pack
 from cpu_kernels.records import Barrier
 from cpu_kernels.selective_scan import ScanShape, SelectiveScan, selective_scan
-from models.delta_states import DeltaStates
+from models.kv_pages import PageStore
 from models.recording import Recording
+from models.sizes.scan import ScanSizes
 from models.weights import Matrix, filled, ordered, repeated
 
 _LOG2E = math.log2(math.e)
 
 
-class ScanLayers:
+class Layers:
     """Buffers that all selective scans of a model share, and the recording of one layer.
 
     One matrix product computes a row: the convolution's inputs (b and c of each group, then x of each head), then the
     gates of each head, all padded to whole vectors, then dt of each head.
     """
 
-    def __init__(self, recording: Recording, states: DeltaStates) -> None:
-        self._recording, self._states = recording, states
-        assert recording.config.scan is not None
-        self._sizes = sizes = recording.config.scan
+    def __init__(self, recording: Recording, store: PageStore) -> None:
+        assert isinstance(recording.config.state, ScanSizes)
+        assert store.delta is not None
+        self._recording, self._states, self._sizes = recording, store.delta, recording.config.state
+        sizes = self._sizes
         heads, groups, inner = sizes.heads, sizes.groups, sizes.inner
         of_heads = repeated(filled(sizes.head_size, sizes.padded_head), np.arange(heads) * sizes.head_size)
         both = np.stack([np.arange(groups), np.arange(groups) + groups], axis=1) * sizes.state

@@ -1,4 +1,4 @@
-"""Models with Mamba-2's selective scans, and hybrids of scans and attention."""
+"""Models with states in slots: selective scans (Mamba-2) and gated delta networks, most with attention too."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from models.architecture import (
     inverse_root,
     stated_expert_scale,
 )
-from models.architectures.llama import GRANITE
+from models.architectures.llama import GRANITE, MROPE, OTHER_SECOND_NORM
 from models.config import ModelConfig
 
 
@@ -30,6 +30,7 @@ def _never(config: ModelConfig, layer: int) -> bool:
     return False
 
 
+_QWEN35 = Architecture("qwen35", MROPE, OTHER_SECOND_NORM, gated_attention=True, drafts=True)
 _NEMOTRON_H = Architecture(
     "nemotron_h",
     replace(NEIGHBOURS, turns=_never),
@@ -53,4 +54,9 @@ ARCHITECTURES = (
         experts=Experts(gating=lambda config: Gating.SIGMOID, normalise=None, scale=stated_expert_scale),
         drafts=True,
     ),
+    # Qwen 3.5, for text only: gated delta networks in most layers, and gated attention. With experts, the shared one
+    # has its own gate. In Qwen3-Next value heads that share a key head are adjacent.
+    _QWEN35,
+    replace(_QWEN35, name="qwen35moe"),
+    replace(_QWEN35, name="qwen3next", value_heads_together=True),
 )

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError, shortened
-from models.errors import UnsupportedModelError
+from models.errors import SECTIONS, UnsupportedModelError, integers
+from models.sizes.reading import MAX_CONTEXT, MAX_HEAD_SIZE, stated_number
 
-MAX_CONTEXT = 1 << 24
-MAX_ROPE_BASE = 1e12
+_MAX_BASE = 1e12
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,57 @@ class QueryGrowth:
     length: int
 
 
-def rope_base(file: ModelFile, head_size: int, scaling: RopeScaling) -> float:
+@dataclass(frozen=True)
+class RopeSizes:
+    """What a file states about rotation."""
+
+    base: float
+    scaling: RopeScaling
+    # Whether Granite's heads are rotated at all.
+    finetuned: bool
+    # The base of layers with a window, if the file states it.
+    window_base: float | None
+    query_growth: QueryGrowth | None
+    # How many rotated pairs follow each component of an image's positions (M-RoPE), empty if positions are numbers.
+    sections: tuple[int, ...]
+
+
+def read(file: ModelFile, context: int, head_size: int) -> RopeSizes:
+    """Read what the file states. Raises ModelFileError for unusable values, UnsupportedModelError for unknown kinds."""
+    scaling = _scaling(file, context)
+    return RopeSizes(
+        base=_base(file, head_size, scaling),
+        scaling=scaling,
+        finetuned=file.metadata.get_bool(f"{file.architecture}.rope.scaling.finetuned", True),
+        window_base=_window_base(file, scaling),
+        query_growth=_query_growth(file, scaling.original_context),
+        sections=_sections(file),
+    )
+
+
+def _sections(file: ModelFile) -> tuple[int, ...]:
+    """The sections of M-RoPE, for time, rows and columns. Raises ModelFileError for impossible ones."""
+    sections = tuple(integers(file, SECTIONS)[:3])
+    if any(not 0 <= pairs <= MAX_HEAD_SIZE for pairs in sections):
+        raise ModelFileError(
+            f"{file.path}: {file.architecture}.{SECTIONS} is {list(sections)}. Use another version of the model."
+        )
+    return sections if any(sections) else ()
+
+
+def _base(file: ModelFile, head_size: int, scaling: RopeScaling) -> float:
     """The base of the rotation; Hunyuan's files raise it by an NTK-aware `alpha`."""
     metadata, key = file.metadata, f"{file.architecture}.rope.freq_base"
-    base = metadata.get_float(key, 10_000.0, minimum=1.0, maximum=MAX_ROPE_BASE)
+    base = metadata.get_float(key, 10_000.0, minimum=1.0, maximum=_MAX_BASE)
     alpha = metadata.get_float(f"{file.architecture}.rope.scaling.alpha", 0.0, minimum=0.0, maximum=1e6)
     if alpha:
         base = base * alpha ** (head_size / (head_size - 2)) if head_size > 2 else math.inf
     return _checked_base(file, key, base, scaling)
 
 
-def window_rope_base(file: ModelFile, scaling: RopeScaling) -> float | None:
+def _window_base(file: ModelFile, scaling: RopeScaling) -> float | None:
     """The base of sliding-window layers, if the file states it."""
-    base = stated_number(file, "rope.freq_base_swa", MAX_ROPE_BASE)
+    base = stated_number(file, "rope.freq_base_swa", _MAX_BASE)
     return None if base is None else _checked_base(file, f"{file.architecture}.rope.freq_base_swa", base, scaling)
 
 
@@ -60,13 +98,13 @@ def _checked_base(file: ModelFile, key: str, base: float, scaling: RopeScaling) 
     return base
 
 
-def query_growth(file: ModelFile, length: int) -> QueryGrowth | None:
+def _query_growth(file: ModelFile, length: int) -> QueryGrowth | None:
     """How queries grow with the position, None if the file does not state it."""
     scale = stated_number(file, "attention.temperature_scale")
     return QueryGrowth(scale, length) if scale else None
 
 
-def rope_scaling(file: ModelFile, context: int) -> RopeScaling:
+def _scaling(file: ModelFile, context: int) -> RopeScaling:
     """The scaling that the file states. Raises UnsupportedModelError for an unknown kind."""
     metadata, prefix = file.metadata, f"{file.architecture}.rope.scaling"
     kind = metadata.get_str(f"{prefix}.type", "none")
@@ -91,15 +129,3 @@ def rope_scaling(file: ModelFile, context: int) -> RopeScaling:
         beta_slow=metadata.get_float(f"{prefix}.yarn_beta_slow", 1.0, minimum=1e-6, maximum=1e6),
         log_multiplier=metadata.get_float(f"{prefix}.yarn_log_multiplier", 0.0, minimum=0.0, maximum=100.0),
     )
-
-
-def stated_number(file: ModelFile, key: str, maximum: float = 1e6, least: float = 0.0) -> float | None:
-    """A non-negative number that the file states, else None. Raises ModelFileError if it is out of range.
-
-    least: the smallest value accepted other than 0, since dividing by a smaller one would overflow.
-    """
-    key = f"{file.architecture}.{key}"
-    if key not in file.metadata:
-        return None
-    stated = file.metadata.get_float(key, minimum=0.0, maximum=maximum)
-    return file.metadata.get_float(key, minimum=least, maximum=maximum) if stated else stated

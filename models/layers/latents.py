@@ -13,8 +13,8 @@ from cpu_kernels import attention, latents
 from cpu_kernels.records import TILE_WIDTHS, Barrier
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
+from models.layers.rope import Ropes, pair_order
 from models.recording import Recording, Rows, packed_activations
-from models.rope_tables import Ropes, pair_order
 from models.weights import Matrix, filled, padded, repeated
 
 _LOG2E = math.log2(math.e)
@@ -25,17 +25,17 @@ class LatentLayers:
 
     def __init__(self, recording: Recording, store: PageStore, ropes: Ropes) -> None:
         """Raises UnsupportedModelError for features that no known model combines with latents."""
-        config, builder = recording.config, recording.builder
-        assert config.latents is not None
-        if config.query_growth or config.attention_cap or config.factors.attention or config.causal is False:
+        config, builder, stated = recording.config, recording.builder, recording.config.attention
+        assert stated.latents is not None
+        if config.rope.query_growth or stated.cap or config.factors.attention or stated.causal is False:
             raise UnsupportedModelError(
                 f"The native engine does not support an attention scale, a soft cap, growing queries or rows that see "
                 f"all of their text in models of the architecture {config.architecture}.",
                 remedy="The llama.cpp backend may: use --backend llama.",
             )
-        self._recording, self._store, self._ropes, self._sizes = recording, store, ropes, config.latents
-        sizes, heads = self._sizes, config.heads
-        self._head = config.layer_heads[0]  # the same in all layers
+        self._recording, self._store, self._ropes, self._sizes = recording, store, ropes, stated.latents
+        sizes, heads = self._sizes, stated.usual.queries
+        self._heads, self._head = heads, stated.layer_heads[0]  # the same in all layers
         turned = pair_order(sizes.turned, self._head.padded_turned, sizes.turned, recording.architecture.rotation.pairs)
         self._query_order, self._latent_order = (
             np.concatenate([filled(plain, padded(plain)), np.where(turned >= 0, turned + plain, -1)])
@@ -79,7 +79,7 @@ class LatentLayers:
         )
         self._multiply_heads(self._queries, self._queries.stride, head_bytes, keys, self._keyed)
         recording.add(
-            attention.attention_kernel(self._store.types[0], None, config.heads),
+            attention.attention_kernel(self._store.types[0], None, self._heads),
             attention.Attention(
                 queries=self._queries.address,
                 out=self._attended.address,
@@ -90,7 +90,7 @@ class LatentLayers:
                 size=sizes.rank,
                 rope=query_rope,
                 epsilon=recording.plain_epsilon,
-                group=config.heads,
+                group=self._heads,
                 scale=self._scale,
                 cap=self._no_cap,
                 window=recording.architecture.window(config, layer),
@@ -104,7 +104,7 @@ class LatentLayers:
                 turned=turned,
             ),
         )
-        self._multiply_heads(self._attended, 4 * sizes.rank * config.heads, 4 * sizes.rank, values, self._values)
+        self._multiply_heads(self._attended, 4 * sizes.rank * self._heads, 4 * sizes.rank, values, self._values)
         self._output(prefix)
 
     def _products(self, prefix: str) -> None:
@@ -112,10 +112,13 @@ class LatentLayers:
         recording, sizes, loader = self._recording, self._sizes, self._recording.loader
         config = recording.config
         width, rows = config.embedding, sizes.plain + sizes.turned
-        order = repeated(self._query_order, np.arange(config.heads) * rows)
+        order = repeated(self._query_order, np.arange(self._heads) * rows)
         stored = loader.matrix(prefix + "attn_kv_a_mqa.weight", sizes.stored, width, self._latent_order)
         if self._query_ranks is None:
-            matrix, out = loader.matrix(prefix + "attn_q.weight", config.heads * rows, width, order), self._queries
+            matrix, out = (
+                loader.matrix(prefix + "attn_q.weight", self._heads * rows, width, order),
+                self._queries,
+            )
         else:
             matrix, out = loader.matrix(prefix + "attn_q_a.weight", sizes.query_rank, width), self._query_ranks
         recording.norm_pack(prefix + "attn_norm", stored, matrix)
@@ -123,13 +126,13 @@ class LatentLayers:
         recording.product(matrix, out.place, last=True)
         if self._query_ranks is None:
             return
-        matrix = loader.matrix(prefix + "attn_q_b.weight", config.heads * rows, sizes.query_rank, order)
+        matrix = loader.matrix(prefix + "attn_q_b.weight", self._heads * rows, sizes.query_rank, order)
         recording.pack(out.place, matrix, weight=recording.vector(prefix + "attn_q_a_norm.weight", sizes.query_rank))
         recording.product(matrix, self._queries.place, last=True)
 
     def _head_matrices(self, prefix: str) -> tuple[Matrix, Matrix]:
         """For each head the matrix from its query to one for latents, and the matrix from a latent to its value."""
-        loader, sizes, heads = self._recording.loader, self._sizes, self._recording.config.heads
+        loader, sizes, heads = self._recording.loader, self._sizes, self._heads
         if loader.has(prefix + "attn_k_b.weight"):
             return (
                 loader.matrix(prefix + "attn_k_b.weight", sizes.rank, sizes.plain, experts=heads),
@@ -143,7 +146,7 @@ class LatentLayers:
 
     def _multiply_heads(self, rows: Rows, stride: int, head_bytes: int, matrix: Matrix, out: Rows) -> None:
         """Slots of `out` = each head's matrix times its part of the rows, with strides of `stride` and `head_bytes`."""
-        recording, heads = self._recording, self._recording.config.heads
+        recording, heads = self._recording, self._heads
         arguments = latents.SplitHeads(
             rows=rows.address,
             stride=stride,
@@ -159,11 +162,11 @@ class LatentLayers:
 
     def _output(self, prefix: str) -> None:
         recording, config, sizes = self._recording, self._recording.config, self._sizes
-        matrix = recording.loader.matrix(prefix + "attn_output.weight", config.embedding, config.heads * sizes.value)
+        matrix = recording.loader.matrix(prefix + "attn_output.weight", config.embedding, self._heads * sizes.value)
         arguments = latents.JoinHeads(
             slots=self._values.address,
             stride=self._values.stride,
-            heads=config.heads,
+            heads=self._heads,
             size=sizes.value,
             forms=matrix.format.form,
             packed=recording.packed,

@@ -1,4 +1,4 @@
-"""Records layers that replace attention: short convolutions and gated delta networks."""
+"""Records gated delta networks, in place of attention."""
 
 import math
 
@@ -6,65 +6,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.delta_net import DeltaNet, Shape, delta_net
-from cpu_kernels.short_convolution import ShortConvolution, short_convolution
-from models.convolution_states import ConvolutionStates
-from models.delta_states import DeltaStates
+from models.kv_pages import PageStore
 from models.recording import Recording
-from models.weights import Matrix, filled, ordered, padded, repeated
+from models.sizes.delta_net import DeltaNetSizes
+from models.weights import Matrix, filled, ordered, repeated
 
 _LOG2E = math.log2(math.e)
-_PARTS = 3  # of a convolution's input: b, c and x
 
 
-class ConvolutionLayers:
-    """Buffers that all convolutions of a model share, and the recording of one layer."""
-
-    def __init__(self, recording: Recording, states: ConvolutionStates) -> None:
-        self._recording, self._states = recording, states
-        width = recording.config.embedding
-        self._width = padded(width)
-        self._rows = recording.rows(_PARTS * self._width)
-        # The parts of a row, each padded, so that no vector spans two parts.
-        self._order = repeated(filled(width, self._width), np.arange(_PARTS) * width)
-
-    def record(self, layer: int) -> None:
-        """Add convolution(norm(x)) to x."""
-        recording, prefix = self._recording, f"blk.{layer}."
-        config, loader, builder = recording.config, recording.loader, recording.builder
-        width, reach = config.embedding, config.convolution
-        inwards = loader.matrix(prefix + "shortconv.in_proj.weight", _PARTS * width, width, self._order)
-        recording.norm_pack(prefix + "attn_norm", inwards)
-        recording.product(inwards, self._rows.place, last=True)
-        weights = np.zeros((reach, self._width), np.float32)
-        weights[:, :width] = loader.vectors(prefix + "shortconv.conv.weight", width, reach)[:, :reach].T
-        recording.add(
-            short_convolution,
-            ShortConvolution(
-                rows=self._rows.address,
-                stride=self._rows.stride,
-                width_bytes=4 * self._width,
-                weights=builder.array(weights),
-                reach=reach,
-                vectors=self._width // 16,
-                **self._states.arguments(layer),
-            ),
-        )
-        outwards = loader.matrix(prefix + "shortconv.out_proj.weight", width, width)
-        recording.pack(self._rows.place, outwards)
-        recording.add_to_residual(outwards, prefix + "shortconv.out_proj.bias", "", private=True)
-
-
-class DeltaLayers:
+class Layers:
     """Buffers that all delta networks of a model share, and the recording of one layer.
 
     Rows are ordered by key heads, each with its query, its key and its values, every head padded to whole vectors.
     """
 
-    def __init__(self, recording: Recording, states: DeltaStates) -> None:
-        self._recording, self._states = recording, states
+    def __init__(self, recording: Recording, store: PageStore) -> None:
         config = recording.config
-        assert config.delta_net is not None
-        self._sizes = sizes = config.delta_net
+        assert isinstance(config.state, DeltaNetSizes)
+        assert store.delta is not None
+        self._recording, self._states, self._sizes = recording, store.delta, config.state
+        sizes = self._sizes
         groups, size = sizes.key_heads, sizes.head_size
         self._of_group = sizes.value_heads // groups
         together = recording.architecture.value_heads_together

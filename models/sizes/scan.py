@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
-from models.layer_sizes import MAX_CONVOLUTION, MAX_HEADS, MAX_WIDTH
+from models.sizes.reading import MAX_CONVOLUTION, MAX_HEADS, MAX_WIDTH, whole_vectors
+from models.sizes.state import SlotSizes
 
 SCANS = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
 """Architectures whose layers have selective scans."""
@@ -17,14 +18,13 @@ _FEWEST_UNITS, _WIDEST_UNIT = 12, 256
 
 
 @dataclass(frozen=True)
-class ScanSizes:
-    """Heads, values of a head, groups of heads that share b and c, values of b and of c, and the convolution's rows."""
+class ScanSizes(SlotSizes):
+    """Heads, values of a head, groups of heads that share b and c, and values of b and of c."""
 
     heads: int
     head_size: int
     groups: int
     state: int
-    reach: int
 
     @property
     def inner(self) -> int:
@@ -34,12 +34,12 @@ class ScanSizes:
     @property
     def padded_head(self) -> int:
         """A head's values rounded up to whole vectors."""
-        return _padded(self.head_size)
+        return whole_vectors(self.head_size)
 
     @property
     def padded_state(self) -> int:
         """Values of b, and of c, rounded up to whole vectors."""
-        return _padded(self.state)
+        return whole_vectors(self.state)
 
     @property
     def unit_heads(self) -> int:
@@ -50,7 +50,7 @@ class ScanSizes:
 
     @property
     def slot_parts(self) -> int:
-        """Parts of a layer's slot, which are divided among threads."""
+        """One for each unit."""
         return self.heads // self.unit_heads
 
     @property
@@ -68,27 +68,32 @@ class ScanSizes:
         return selective_scan.scratch_bytes(self.unit_heads, self.padded_state, self.padded_head)
 
 
-def scan_sizes(file: ModelFile) -> ScanSizes:
-    """Sizes of the scans of a file whose architecture is in SCANS.
+def stated(file: ModelFile) -> bool:
+    """Whether a file has selective scans."""
+    return file.architecture in SCANS
+
+
+def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> ScanSizes:
+    """The sizes of a file's scans. widths: of layers' feed-forward networks, 0 for none.
 
     Raises ModelFileError for a missing or out-of-range key, UnsupportedModelError for sizes that do not fit together.
     """
     metadata, name = file.metadata, f"{file.architecture}.ssm"
-    heads = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=MAX_HEADS)
+    count = metadata.get_int(f"{name}.time_step_rank", minimum=1, maximum=MAX_HEADS)
     groups = metadata.get_int(f"{name}.group_count", minimum=1, maximum=MAX_HEADS)
     state = metadata.get_int(f"{name}.state_size", minimum=1, maximum=_LARGEST_HEAD)
     inner = metadata.get_int(f"{name}.inner_size", minimum=1, maximum=MAX_WIDTH)
-    if heads % groups or inner % heads or inner // heads > _LARGEST_HEAD:
+    if count % groups or inner % count or inner // count > _LARGEST_HEAD:
         raise UnsupportedModelError(
-            f"{file.path}: {heads} heads in {groups} groups do not make a selective scan of {inner} values.",
+            f"{file.path}: {count} heads in {groups} groups do not make a selective scan of {inner} values.",
             remedy="Use --backend llama.",
         )
     reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
-    return ScanSizes(heads, inner // heads, groups, state, reach)
+    return ScanSizes(_layers(file, heads, widths), reach, count, inner // count, groups, state)
 
 
-def scanning_layers(file: ModelFile, attends: tuple[bool, ...], widths: tuple[int, ...]) -> tuple[bool, ...]:
-    """Which layers have a scan. widths: of their feed-forward networks, 0 for none.
+def _layers(file: ModelFile, attends: tuple[bool, ...], widths: tuple[int, ...]) -> tuple[bool, ...]:
+    """Which layers have a scan.
 
     Raises UnsupportedModelError if no layer has one, or if a layer combines what its architecture does not combine.
     """
@@ -108,7 +113,3 @@ def scanning_layers(file: ModelFile, attends: tuple[bool, ...], widths: tuple[in
             f"{file.path}: no layer of {name} has a selective scan.", remedy="Use --backend llama."
         )
     return scans
-
-
-def _padded(values: int) -> int:
-    return -(-values // 16) * 16

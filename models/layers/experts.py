@@ -8,7 +8,7 @@ from cpu_kernels import activations, experts, lora, sums
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Form, Stage
 from models.architecture import Activation, Gating
 from models.errors import UnsupportedModelError
-from models.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
+from models.layers.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
 from models.recording import NOTHING, Recording, Rows, forms, packed_activations
 from models.weights import Matrix
 
@@ -20,32 +20,34 @@ class ExpertLayers:
         """Raises UnsupportedModelError for an architecture whose experts are not supported."""
         self._recording = recording
         config, builder = recording.config, recording.builder
+        assert config.experts is not None
+        self._sizes = config.experts
         architecture = recording.architecture
         alone = recording.activation is Activation.XIELU_ALONE
-        early_latents = bool(config.expert_latent) and architecture.experts.early
+        early_latents = bool(self._sizes.latent) and architecture.experts.early
         norms = architecture.norms
         if architecture.parallel or alone or early_latents or not (norms.before or norms.sums):
             raise UnsupportedModelError(
                 f"The native engine does not support experts in models of the architecture {config.architecture}.",
                 remedy="The llama.cpp backend may: use --backend llama.",
             )
-        choices = recording.max_rows * config.experts_used
-        slots = choices + config.experts * max(TILE_WIDTHS)
-        width = self._width = config.expert_latent or config.embedding
-        longest = max(width, config.feed_forward)
-        self._latents = recording.rows(width) if config.expert_latent else None
-        shared = config.shared_feed_forward
+        choices = recording.max_rows * self._sizes.used
+        slots = choices + self._sizes.count * max(TILE_WIDTHS)
+        width = self._width = self._sizes.latent or config.embedding
+        longest = max(width, self._sizes.width)
+        self._latents = recording.rows(width) if self._sizes.latent else None
+        shared = self._sizes.shared
         self._shared = FeedForwardLayers(recording, shared) if shared else None
-        widths = dict.fromkeys(config.dense_feed_forwards if recording.architecture.experts.beside else ())
+        widths = dict.fromkeys(config.feed_forward.widths if recording.architecture.experts.beside else ())
         self._beside = {width: FeedForwardLayers(recording, width) for width in widths}
         self._found = recording.rows(width) if widths or self._latents else recording.x
-        self._scores = recording.rows(config.experts)
-        self._gate = Rows(builder, slots, config.feed_forward)
-        self._up = Rows(builder, slots, config.feed_forward)
+        self._scores = recording.rows(self._sizes.count)
+        self._gate = Rows(builder, slots, self._sizes.width)
+        self._up = Rows(builder, slots, self._sizes.width)
         self._answers = Rows(builder, slots, width)
         self._packed = packed_activations(builder, slots, longest, recording.threads)
-        self._segments = builder.buffer(3 * config.experts + 1, np.int64)
-        recording.matrices_of_row[self._segments] = config.experts_used
+        self._segments = builder.buffer(3 * self._sizes.count + 1, np.int64)
+        recording.matrices_of_row[self._segments] = self._sizes.used
         self._row_of_slot = builder.buffer(slots, np.int32)
         self._slot_of_choice = builder.buffer(choices, np.int32)
         self._weight_of_choice = builder.buffer(choices)
@@ -53,7 +55,7 @@ class ExpertLayers:
         self._changes = recording.adapters.table_of_slots(recording.max_rows) if recording.adapters else 0
         rules = recording.architecture.experts
         self._scale = builder.scalar(rules.scale(config))
-        self._normalise = config.normalise_experts if rules.normalise is None else rules.normalise
+        self._normalise = self._sizes.normalise if rules.normalise is None else rules.normalise
         self._sigmoid = rules.gating(config) is Gating.SIGMOID
 
     def score_early(self, prefix: str) -> None:
@@ -65,7 +67,7 @@ class ExpertLayers:
         """Add experts(norm(x)) to x, and the output of a shared expert or dense network, which computes all rows."""
         config, prefix = self._recording.config, f"blk.{layer}."
         if self._beside:
-            self._beside[config.dense_feed_forwards[layer]].leave_aside(layer)
+            self._beside[config.feed_forward.widths[layer]].leave_aside(layer)
         shared_gates = self._shared.leave_shared_aside(layer) if self._shared else None
         gates = ["gate"] if self._recording.activation.gated else []
         *gate, up, down = (self._expert_matrix(prefix, name) for name in (*gates, "up", "down"))
@@ -77,8 +79,8 @@ class ExpertLayers:
             self._product(matrix, self._gate, last=False)
         self._product(up, self._up, last=True)
         if gate:
-            self._add_bias(prefix + "ffn_gate_exps.bias", self._gate, config.feed_forward)
-        self._add_bias(prefix + "ffn_up_exps.bias", self._up, config.feed_forward)
+            self._add_bias(prefix + "ffn_gate_exps.bias", self._gate, self._sizes.width)
+        self._add_bias(prefix + "ffn_up_exps.bias", self._up, self._sizes.width)
         activated = self._gate if gate else self._up
         self._recording.add(
             activations.gate_pack,
@@ -86,7 +88,7 @@ class ExpertLayers:
                 gate=activated.address,
                 up=self._up.address,
                 stride=activated.stride,
-                k=config.feed_forward,
+                k=self._sizes.width,
                 forms=down.format.form,
                 packed=self._packed,
                 kind=KINDS[self._recording.activation],
@@ -112,7 +114,7 @@ class ExpertLayers:
     def _score(self, prefix: str, norm: str | None) -> None:
         """Compute each row's router scores, and its latent if experts read one. norm: its tensor, None for no norm."""
         recording, config = self._recording, self._recording.config
-        router = recording.loader.matrix(prefix + "ffn_gate_inp.weight", config.experts, config.embedding)
+        router = recording.loader.matrix(prefix + "ffn_gate_inp.weight", self._sizes.count, config.embedding)
         latents = []
         if self._latents:
             latents.append(recording.loader.matrix(f"{prefix}ffn_latent_down.weight", self._width, config.embedding))
@@ -125,19 +127,19 @@ class ExpertLayers:
         for matrix in latents:
             assert self._latents is not None
             recording.product(matrix, self._latents.place, last=False)
-        bias = recording.bias(prefix + "ffn_gate_inp.bias", config.experts)
+        bias = recording.bias(prefix + "ffn_gate_inp.bias", self._sizes.count)
         recording.product(router, self._scores.place, addend=bias, last=True)
 
     def _route(self, prefix: str) -> None:
         """Choose each row's experts, and assign slots to the choices."""
-        recording, config = self._recording, self._recording.config
+        recording = self._recording
         recording.add(
             experts.route,
             experts.Route(
                 scores=self._scores.address,
                 stride=self._scores.stride,
-                count=config.experts,
-                used=config.experts_used,
+                count=self._sizes.count,
+                used=self._sizes.used,
                 normalise=self._normalise,
                 scale=self._scale,
                 segments=self._segments,
@@ -146,16 +148,16 @@ class ExpertLayers:
                 weight_of_choice=self._weight_of_choice,
                 expert_of_choice=self._expert_of_choice,
                 sigmoid=self._sigmoid,
-                biases=recording.bias(prefix + "exp_probs_b.bias", config.experts).address,
-                factors=recording.bias(prefix + "ffn_down_exps.scale", config.experts).address,
-                groups=config.expert_groups,
-                groups_used=config.expert_groups_used,
+                biases=recording.bias(prefix + "exp_probs_b.bias", self._sizes.count).address,
+                factors=recording.bias(prefix + "ffn_down_exps.scale", self._sizes.count).address,
+                groups=self._sizes.groups,
+                groups_used=self._sizes.groups_used,
             ),
         )
         if self._changes:
             slots = lora.TileSlots(
                 table=self._changes,
-                used=config.experts_used,
+                used=self._sizes.used,
                 segments=self._segments,
                 slot_of_choice=self._slot_of_choice,
                 expert_of_choice=self._expert_of_choice,
@@ -193,7 +195,7 @@ class ExpertLayers:
                 y=self._answers.address,
                 y_stride=self._answers.stride,
                 k=self._width,
-                used=self._recording.config.experts_used,
+                used=self._sizes.used,
                 slot_of_choice=self._slot_of_choice,
                 weight_of_choice=self._weight_of_choice,
                 overwrites=x is not self._recording.x,
@@ -208,15 +210,14 @@ class ExpertLayers:
         recording.product(matrix, recording.x.place, addend=recording.x.place, last=True)
 
     def _expert_matrix(self, prefix: str, name: str) -> Matrix:
-        config = self._recording.config
-        rows, k = config.feed_forward, self._width
+        rows, k = self._sizes.width, self._width
         if name == "down":
             rows, k = k, rows
         elif self._recording.loader.has(prefix + "ffn_gate_up_exps.weight"):
             order = np.arange(rows) + (rows if name == "up" else 0)
             fused = prefix + "ffn_gate_up_exps.weight"
-            return self._recording.loader.matrix(fused, 2 * rows, k, order, experts=config.experts)
-        return self._recording.loader.matrix(f"{prefix}ffn_{name}_exps.weight", rows, k, experts=config.experts)
+            return self._recording.loader.matrix(fused, 2 * rows, k, order, experts=self._sizes.count)
+        return self._recording.loader.matrix(f"{prefix}ffn_{name}_exps.weight", rows, k, experts=self._sizes.count)
 
     def _product(self, matrix: Matrix, out: Rows, *, last: bool) -> None:
         """out = matrix * packed, each slot with its expert's matrix."""
@@ -228,6 +229,6 @@ class ExpertLayers:
         recording = self._recording
         if not recording.loader.has(name):
             return
-        biases = recording.builder.array(recording.loader.vectors(name, recording.config.experts, size))
+        biases = recording.builder.array(recording.loader.vectors(name, self._sizes.count, size))
         arguments = sums.AddExpertBias(y=rows.address, stride=rows.stride, biases=biases, segments=self._segments)
         recording.add(sums.add_expert_bias, arguments, stage=Stage.EXPERT)

@@ -4,8 +4,8 @@ import numpy as np
 
 from cpu_kernels import activations, altup
 from models.architecture import Activation
-from models.layer_sizes import ALL_COUNT
 from models.recording import Recording, Rows
+from models.sizes.feed_forward import ALL_COUNT
 from models.weights import Matrix
 
 KINDS = {
@@ -67,13 +67,13 @@ class FeedForwardLayers:
             recording.product(matrix, self._gate.place, addend=gate_bias, last=False)
         recording.product(up, self._up.place, addend=up_bias, last=True)
         activated = self._gate if gate else self._up
-        if config.sparsity[layer] > ALL_COUNT:
-            threshold = recording.builder.scalar(config.sparsity[layer])
+        if config.feed_forward.sparsity[layer] > ALL_COUNT:
+            threshold = recording.builder.scalar(config.feed_forward.sparsity[layer])
             arguments = altup.KeepLargest(
                 x=activated.address, stride=activated.stride, count=self._width, deviations=threshold
             )
             recording.add(altup.keep_largest, arguments)
-        factors = config.xielu[layer] if config.xielu else ()
+        factors = config.feed_forward.xielu[layer] if config.feed_forward.xielu else ()
         beside = recording.builder.array(np.array(factors, np.float32)) if factors else self._up.address
         recording.gate_pack(KINDS[recording.activation], activated, beside, down)
         return down

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from cpu_kernels import activations, attention, kv_store, norms, sums
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
-from models.layer_sizes import Heads
+from models.layers.rope import NO_ROPE, Ropes, pair_order
 from models.recording import NOTHING, Place, Recording, Rows
-from models.rope_tables import NO_ROPE, Ropes, pair_order
+from models.sizes.attention import Heads
 from models.weights import Matrix, filled, repeated
 
 _LOG2E = math.log2(math.e)
@@ -72,18 +72,19 @@ class AttentionLayers:
         self._recording, self._store, self._ropes = recording, store, ropes
         self._joined, self._inputs = joined, recording.config.embedding * (2 if joined else 1)
         config, builder, architecture = recording.config, recording.builder, recording.architecture
+        sizes = config.attention
         self._gates: Rows | None = None
         if architecture.gated_attention or architecture.softplus_gates:
-            self._gates = recording.rows(max(heads.queries * heads.size for heads in config.layer_heads))
+            self._gates = recording.rows(max(heads.queries * heads.size for heads in sizes.layer_heads))
         among = self._gates if architecture.gated_attention else None
-        self._rows = {heads: _HeadRows(recording, heads, among) for heads in dict.fromkeys(config.layer_heads)}
-        cap = config.attention_cap if config.attention_cap is not None else architecture.attention_cap
+        self._rows = {heads: _HeadRows(recording, heads, among) for heads in dict.fromkeys(sizes.layer_heads)}
+        cap = sizes.cap if sizes.cap is not None else architecture.attention_cap
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
         self._scale = builder.scalar(scale if cap else scale * _LOG2E)
         self._alibi: dict[str, int] = {}
         if architecture.alibi:
-            slopes = alibi_slopes(config.heads, architecture.alibi) * _LOG2E
+            slopes = alibi_slopes(config.attention.usual.queries, architecture.alibi) * _LOG2E
             arrays = slopes.astype(np.float32), np.arange(16, dtype=np.float32)
             self._alibi = dict(zip(("slopes", "numbers"), map(builder.array, arrays), strict=True))
 
@@ -91,7 +92,7 @@ class AttentionLayers:
         """Add attention(norm(x)) to x, or compute it into `aside` if the feed-forward network still reads x."""
         recording, prefix = self._recording, f"blk.{layer}."
         config, architecture = recording.config, recording.architecture
-        rows, stores = self._rows[config.layer_heads[layer]], config.kv_layers[layer] == layer
+        rows, stores = self._rows[config.attention.layer_heads[layer]], config.attention.kv_layers[layer] == layer
         heads = rows.heads
         if architecture.norms.sums and recording.loader.has(f"{prefix}{_SECOND_NORM}.weight"):
             recording.copy_x(recording.aside.place)
@@ -162,7 +163,7 @@ class AttentionLayers:
     def _extent(self, window: int) -> tuple[int, int]:
         """How many tokens a row sees up to and including its own (0 for all), and how many behind it."""
         config, architecture = self._recording.config, self._recording.architecture
-        if architecture.causal if config.causal is None else config.causal:
+        if architecture.causal if config.attention.causal is None else config.attention.causal:
             return window, 0
         if window and not architecture.causal:
             return window // 2 + 1, window // 2

@@ -15,7 +15,7 @@ from cpu_kernels.formats.weight_format import Embed, Repack
 from cpu_kernels.program import Program
 from cpu_kernels.records import Barrier
 from gguf_io.model_file import LOOKED_UP, SLACK_BYTES
-from models.feed_forward import KINDS
+from models.layers.feed_forward import KINDS
 from models.recording import Recording, Rows
 from models.weights import filled, padded, repeated
 
@@ -27,7 +27,7 @@ class PerLayerInputs:
 
     def __init__(self, recording: Recording) -> None:
         self._recording, config, builder = recording, recording.config, recording.builder
-        self._width, self._layers = config.per_layer_width, config.layers
+        self._width, self._layers = config.per_layer.width, config.layers
         self._padded, self._values = padded(self._width), self._layers * self._width
         self._rows, self._format = recording.loader.rows_in_file(LOOKED_UP, config.vocabulary, self._values)
         rows, group_rows = recording.max_rows, self._format.group_rows

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels import altup
 from models.errors import UnsupportedModelError
-from models.per_layer_inputs import PerLayerInputs
+from models.layers.per_layer_inputs import PerLayerInputs
 from models.recording import Place, Recording
 from models.weights import Matrix
 
@@ -25,7 +25,7 @@ class AltUpStreams:
     def __init__(self, recording: Recording, inputs: PerLayerInputs | None) -> None:
         """Raises UnsupportedModelError if layers compute with another stream than the first, or get no inputs."""
         config = recording.config
-        self._count, active = config.altup
+        self._count, active = config.per_layer.streams, config.per_layer.active
         if active or inputs is None:
             raise UnsupportedModelError(
                 f"The native engine computes models of the architecture {config.architecture} only where layers work "
@@ -108,7 +108,7 @@ class AltUpStreams:
             ),
         )
         self._inputs.gate(layer, self._gated)
-        projection = loader.matrix(prefix + "proj.weight", embedding, recording.config.per_layer_width)
+        projection = loader.matrix(prefix + "proj.weight", embedding, recording.config.per_layer.width)
         found = recording.sublayer
         recording.product(projection, found.place, last=True, private=False)
         weight = recording.vector(prefix + "post_norm.weight", embedding)
