@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from gguf_io import ModelFile, load_tokenizer, open_model
-from localllm.cli.pull import obtain
+from localllm.front.pulling import obtain
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.sampling import Sampler
 from localllm.placement.backends import open_runner

@@ -1,21 +1,16 @@
-"""The models that the picker offers: local ones, files next to the current one, suggestions to pull. Also pulls."""
+"""The models that the picker offers: local ones, files next to the current one, suggestions to pull."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
-from gguf_io.runner_info import LoadProgress
-from localllm.cli.pull import Meter
 from localllm.errors import LocalLLMError
 from localllm.files import listed, user_path
-from localllm.library import pull
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.lookup import all_models, is_path
 from localllm.library.names import is_gguf, plain
-from localllm.library.pull import PullStatus
 from localllm.library.suggestions import CHAT_TOKENS, Suggestion, ranked
 from localllm.library.summary import summarize
 from localllm.placement.backends import loaded_projector
@@ -84,16 +79,3 @@ def to_pull(suggestion: Suggestion, kept: KeptLimits | None = None) -> ModelChoi
         licence=suggestion.licence,
         speed=expected_decode(suggestion.read, suggestion.main_type, kept)[0] if kept else None,
     )
-
-
-def find_or_pull(name: str, settings: Settings, progress: LoadProgress) -> LibraryModel:
-    """Find a model by name, or pull it. Raises LibraryError, and what progress raises; keeps a partial download."""
-    meter = Meter()
-
-    def report(status: PullStatus) -> None:
-        if status.total:
-            progress(f"pulling {name}, {meter.detail(status, monotonic())}", status.completed / status.total)
-        else:
-            progress(f"asking for {name}", 0.0)
-
-    return pull.find_or_pull(name, settings, report)

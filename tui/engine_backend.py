@@ -45,31 +45,25 @@ class EngineBackend:
     def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
         """Frees the current model before loading the new one, so memory never holds both."""
         from gguf_io import open_model
-        from localllm.answer.local import LocalModel
-        from localllm.library.behaviour import behaviour_of
+        from localllm.front.models import FoundModel, find_or_pull
         from localllm.library.lookup import find
-        from localllm.placement.loaded_model import load_model
-        from tui.choices import find_or_pull
 
         with self._lock:
             settings = self._settings_with({})
             found = find_or_pull(name, settings, progress) if pull else find(name, settings)
-            behaviour = behaviour_of(found)
-            settings = self._settings_with(behaviour.settings)
+            chosen = FoundModel.of(found, self._settings_with)
             with open_model(found.path):
                 pass  # keep the current model if the file cannot be read
             self._close()
             progress(f"loading {found.name}", 0.0)
-            model = load_model(found.path, settings, progress, behaviour.template)
+            model = chosen.load(found.name, progress)
             try:
                 progress(f"loading {found.name}", 1.0)  # the last chance to stop the load
             except BaseException:
-                model.close()
+                model.loaded.close()
                 raise
-            # The manifest's parameters are already in the settings, where the user can change them.
-            self._model = LocalModel(found.name, model, replace(behaviour, settings={}))
-            self._found = found
-            self._info = info = _info(model, found, settings, name)
+            self._model, self._found = model, found
+            self._info = info = _info(model.loaded, found, chosen.settings, name)
         return info
 
     def submit(self, request: AnswerRequest) -> "LocalStream":

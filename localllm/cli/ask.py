@@ -1,9 +1,7 @@
 """localllm ask: answers a question from the documents of a folder."""
 
-import contextlib
 import json
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import COMPUTING, AsJson, Remote, model_names, setting_flags, with_flags
-from localllm.cli.pull import obtain
-from localllm.cli.run import begin_answer
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 from localllm.errors import RequestError
+from localllm.front.answering import begin_answer
+from localllm.front.models import usual_model
+from localllm.front.pulling import obtain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from localllm.answer.event import AnswerEvent
-    from localllm.cli.generation import Started
     from localllm.documents.index import DocumentIndex, Report
     from localllm.documents.search import Found
+    from localllm.front.answering import RunningAnswer
     from localllm.quoting.excerpt import Excerpt
     from localllm.quoting.quotations import QuotationChecker
     from localllm.settings import Settings
@@ -179,7 +178,7 @@ def _found(
 
 
 def _read(
-    started: "Started", excerpts: "Sequence[Excerpt]", status: StatusLine, silent: bool
+    started: "RunningAnswer", excerpts: "Sequence[Excerpt]", status: StatusLine, silent: bool
 ) -> "tuple[QuotationChecker, AnswerEvent, str, str]":
     """Show an answer as it is checked; returns the checker, the last event, and the raw and the checked answer."""
     from localllm.answer.event import AnswerEvent
@@ -223,21 +222,3 @@ def _note_end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Seque
     )
     if last.finish_reason is FinishReason.CANCELLED:
         raise typer.Exit(ExitCode.INTERRUPTED)
-
-
-def usual_model(settings: "Settings") -> str:
-    """The model that the chat used last. Raises RequestError if unknown."""
-    import sqlite3
-    from urllib.parse import quote
-
-    from localllm.settings import sessions_path
-
-    path = sessions_path()
-    if os.path.isfile(path) and not settings.remote:
-        with (
-            contextlib.suppress(sqlite3.Error),  # only a default; the chat itself reports errors in its file
-            contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db,
-        ):
-            for (name,) in db.execute("SELECT value FROM remembered WHERE name = 'model'"):
-                return str(name)
-    raise RequestError("Choose a model with --model NAME. `localllm list` shows those on this machine.")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import COMPUTING, AsJson, model_names, numbers, setting_flags, with_flags
-from localllm.cli.pull import obtain
 from localllm.cli.terminal import ExitCode, StatusLine, answer, note
+from localllm.front.pulling import obtain
 
 if TYPE_CHECKING:
     from localllm.roofline.report import Report

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from localllm.cli.options import COMPUTING, AsJson, model_names, setting_flags, with_flags
-from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, answer
 from localllm.errors import RequestError
 from localllm.files import read_text
+from localllm.front.pulling import obtain
 
 
 @with_flags(COMPUTING, ("threads", "backend", "gpu_layers"), after="model")
@@ -46,7 +46,7 @@ def detect(
     unless they were edited.
     """
     from gguf_io import load_tokenizer, open_model
-    from localllm.cli.ask import usual_model
+    from localllm.front.models import usual_model
     from localllm.placement.backends import open_runner
     from localllm.quality import watermark
     from localllm.settings import load_settings

@@ -10,23 +10,11 @@ from typing import Any
 
 import typer
 
-from localllm.answer.event import Answer, AnswerEvent, AnsweringModel, AnswerStream, PartKind
-from localllm.answer.request import AnswerRequest
+from localllm.answer.event import Answer, AnswerEvent, AnswerStream, PartKind
 from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
 from localllm.engine.request import FinishReason
 from localllm.placement.placement import Placement
 from localllm.text import human_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A running answer, its backend, the load time in seconds, and its request and model."""
-
-    stream: AnswerStream
-    placement: Placement
-    load_s: float
-    request: AnswerRequest
-    model: AnsweringModel
 
 
 @dataclass(slots=True)

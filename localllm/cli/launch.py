@@ -17,9 +17,9 @@ import typer
 from gguf_io.system import make_folder, read_file
 from localllm.cli.local_server import LOAD_S, LocalServer, local_server, started
 from localllm.cli.options import model_names
-from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.errors import LocalLLMError, RequestError
+from localllm.front.pulling import obtain
 from localllm.library.names import is_gguf, plain, without_suffix
 from localllm.text import human_time
 

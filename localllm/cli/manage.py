@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import model_names
-from localllm.cli.pull import with_progress
 from localllm.cli.terminal import ExitCode, StatusLine, fail, note, warn
 from localllm.errors import RequestError
+from localllm.front.pulling import with_progress
 from localllm.text import counted, human_bytes
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import typer
 
 from localllm.cli.loadtest import check_drawing
 from localllm.cli.options import COMPUTING, AsJson, Model, numbers, setting_flags, with_flags
-from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.errors import RequestError
+from localllm.front.pulling import obtain
 from localllm.text import table
 
 _SHORTEST, _LONGEST_BY_DEFAULT = 256, 8192
@@ -37,26 +37,22 @@ def needle(
     answer.
     """
     from localllm.answer.event import Answer
-    from localllm.answer.local import LocalModel
     from localllm.answer.request import AnswerRequest
-    from localllm.library.behaviour import behaviour_of
+    from localllm.front.models import FoundModel
     from localllm.measure.needle import picture, search
-    from localllm.placement.loaded_model import load_model
     from localllm.settings import load_settings
 
     check_drawing(False, as_json, svg)
     at = numbers(depths, "--depths", int, 0, 100)
     wanted = None if lengths is None else numbers(lengths, "--lengths", int, _SHORTEST)
-    settings = load_settings({**setting_flags(given), "ctx": max(wanted) if wanted else None, "disk_cache": False})
-    found = obtain(model, settings)
-    behaviour = behaviour_of(found)
-    with StatusLine() as status, load_model(found.path, settings, status.share, behaviour.template) as loaded:
+    flags = {**setting_flags(given), "ctx": max(wanted) if wanted else None, "disk_cache": False}
+    found = FoundModel.of(obtain(model, load_settings(flags)), lambda own: load_settings(flags, model=own))
+    with StatusLine() as status, (answering := found.load(model, status.share)).loaded as loaded:
         context = loaded.engine.context
         usual = [512 * 2**power for power in range(5) if 512 * 2**power <= min(context, _LONGEST_BY_DEFAULT)]
         tried = wanted or usual or [context]
         if max(tried) > context:
             raise RequestError(f"{model} has a context of {context} tokens; --lengths asks for {max(tried)}.")
-        answering = LocalModel(model, loaded, behaviour)
 
         def ask(prompt: str) -> str:
             request = AnswerRequest(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli.options import COMPUTING, AsJson, Model, setting_flags, with_flags
-from localllm.cli.pull import obtain
 from localllm.cli.terminal import StatusLine, answer, note
 from localllm.errors import RequestError
 from localllm.files import read_text
+from localllm.front.pulling import obtain
 from localllm.text import human_bytes
 
 if TYPE_CHECKING:

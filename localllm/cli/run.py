@@ -5,23 +5,19 @@ import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import COMPUTING, AsJson, Model, Remote, refuse_beside_remote, setting_flags, with_flags
+from localllm.cli.options import COMPUTING, AsJson, Model, Remote, setting_flags, with_flags
 from localllm.cli.prompt import check_text, read_format, read_image, read_prompt
-from localllm.cli.pull import obtain
 from localllm.cli.terminal import ExitCode
 from localllm.errors import RequestError
+from localllm.front.answering import begin_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
-    from localllm.answer.request import AnswerRequest
-    from localllm.cli import generation
-    from localllm.settings import Settings
 
 _THINK = {"on": True, "off": False}
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra")
@@ -178,85 +174,3 @@ def _messages(text: str, system: str | None, images: list[bytes]) -> list[dict[s
     content = [*({"type": "image", "data": data} for data in images), {"type": "text", "text": text}]
     user = {"role": "user", "content": content if images else text}
     return [user] if system is None else [{"role": "system", "content": system}, user]
-
-
-def begin_answer(
-    model: str,
-    request: "AnswerRequest",
-    settings: "Settings",
-    flags: "Mapping[str, object]",
-    progress: "Callable[[str, float], None]",
-) -> "contextlib.AbstractContextManager[generation.Started]":
-    """Start a model's answer in this process, or on the remote server. settings: loaded with `flags`."""
-    if settings.remote:
-        return _started_remotely(model, request, settings, flags)
-    return _started_here(model, request, settings, flags, progress)
-
-
-@contextlib.contextmanager
-def _started_here(
-    model: str,
-    request: "AnswerRequest",
-    settings: "Settings",
-    flags: "Mapping[str, object]",
-    progress: "Callable[[str, float], None]",
-) -> "Iterator[generation.Started]":
-    """Load the model into this process and start the answer. The user's settings override the manifest's parameters."""
-    from localllm.answer.local import LocalModel
-    from localllm.answer.placeholders import has_images
-    from localllm.answer.request import changed
-    from localllm.cli import generation
-    from localllm.engine.request import SamplingParams
-    from localllm.library.behaviour import behaviour_of
-    from localllm.packed import finish_keeping
-    from localllm.placement.companions import WITHOUT
-    from localllm.placement.loaded_model import load_model
-    from localllm.settings import load_settings
-
-    found = obtain(model, settings)
-    behaviour = behaviour_of(found)
-    if behaviour.settings:
-        settings = load_settings(flags, model=behaviour.settings)
-    if not has_images(request.messages) and flags.get("mmproj") is None:  # lets the native engine run it
-        settings = replace(settings, mmproj=WITHOUT)
-    sampling = changed(SamplingParams.of(settings))
-    request = replace(request, sampling=sampling, max_tokens=settings.max_tokens, context_limit=settings.ctx)
-    began = monotonic()
-    with load_model(found.path, settings, progress, behaviour.template) as loaded:
-        load_s = monotonic() - began
-        answering = LocalModel(model, loaded, replace(behaviour, settings={}))
-        prompt = answering.prepare(request)
-        yield generation.Started(prompt.submit(), loaded.placement, load_s, request, answering)
-        sys.stdout.flush()
-        finish_keeping()
-
-
-@contextlib.contextmanager
-def _started_remotely(
-    model: str, request: "AnswerRequest", settings: "Settings", flags: "Mapping[str, object]"
-) -> "Iterator[generation.Started]":
-    """Start the answer on the remote server. Sends only parameters set by flag, variable or file.
-
-    Raises RequestError for flags that do not apply to a remote server.
-    """
-    from localllm.cli import generation
-    from localllm.engine.request import SamplingParams
-    from localllm.placement.placement import Placement
-    from localllm.remote.openai import OpenAIServer
-    from localllm.settings import setting_sources
-
-    refuse_beside_remote(flags)
-    given = {name for name, (_, source) in setting_sources().items() if source != "default"}
-    given |= {name for name, value in flags.items() if value is not None}
-    names = given & SamplingParams.__dataclass_fields__.keys()
-    request = replace(
-        request, sampling={name: getattr(settings, name) for name in names}, max_tokens=settings.max_tokens
-    )
-    assert settings.remote is not None
-    server = OpenAIServer.at(settings.remote, settings)
-    answering = server.model(model)
-    stream = answering.prepare(request).submit()
-    try:
-        yield generation.Started(stream, Placement("remote", str(server.endpoint)), 0.0, request, answering)
-    finally:
-        stream.cancel()

@@ -13,6 +13,7 @@ from localllm.cli import generation
 from localllm.cli.terminal import StatusLine, note
 from localllm.engine.request import FinishReason
 from localllm.errors import RequestError
+from localllm.front.answering import RunningAnswer
 from localllm.text import harmless, shortened
 from localllm.tools.action import MAX_ROUNDS, MalformedCallError, Toolbox, ToolError, failure
 from localllm.tools.approvals import Approvals
@@ -61,9 +62,7 @@ def opened_tools(rules: Sequence[str]) -> Iterator[RunTools]:
         found.close()
 
 
-def answer_with_tools(
-    started: generation.Started, tools: RunTools, status: StatusLine, silent: bool
-) -> generation.Printed:
+def answer_with_tools(started: RunningAnswer, tools: RunTools, status: StatusLine, silent: bool) -> generation.Printed:
     """Read an answer, run its calls and ask again, until there are no calls or MAX_ROUNDS are reached.
 
     Returns the last answer. Calls are logged to stderr.

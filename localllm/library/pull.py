@@ -20,8 +20,8 @@ from localllm.errors import ModelFileError
 from localllm.library import hub, registry
 from localllm.library.download import Download, disk_error
 from localllm.library.entry import LibraryModel, Source
-from localllm.library.errors import LibraryError, ModelNotFoundError, PullError
-from localllm.library.lookup import built_in_model, find, stored_name, wanted_names
+from localllm.library.errors import PullError
+from localllm.library.lookup import built_in_model, stored_name, wanted_names
 from localllm.library.manifest import MAX_LAYER_BYTES, Layer, Manifest, blob_files, blob_name
 from localllm.library.names import BUILT_IN, HUGGING_FACE_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
@@ -75,18 +75,6 @@ def pull(
         if plan.name.key in model.names:
             return model
     raise PullError(f"{plan.name} was removed as soon as it was pulled. Pull it again.")
-
-
-def find_or_pull(name: str, settings: Settings, progress: PullProgress) -> LibraryModel:
-    """The model for a name, pulled if it is not on this machine. Raises what find and pull raise."""
-    try:
-        return find(name, settings)
-    except ModelNotFoundError as error:
-        missing = error
-    try:
-        return pull(name, settings, progress)
-    except LibraryError as error:
-        raise missing.cannot_be_pulled(error) from error
 
 
 def files_of(client: httpx2.Client, name: str) -> PullPlan:

@@ -11,6 +11,7 @@ from textual.widgets import OptionList, Static
 
 from localllm.chats import SessionStore
 from localllm.engine.request import FinishReason
+from localllm.front.models import find_or_pull
 from localllm.library.lookup import users_models
 from localllm.settings import Settings
 from tests.fakes.fake_backend import FakeBackend, ended, said
@@ -19,7 +20,7 @@ from tests.localllm.library.model_server import ModelServer
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.backend import LoadStoppedError, ModelChoice, short_name
-from tui.choices import find_or_pull, model_choices
+from tui.choices import model_choices
 from tui.commands.sessions import open_session
 from tui.screens.models import ModelsScreen
 from tui.screens.question import QuestionScreen

@@ -1,0 +1,1 @@
+"""What the front ends that load a model themselves share: run, ask and the chat."""
