@@ -19,6 +19,6 @@ ENV XDG_DATA_HOME=/data XDG_CACHE_HOME=/cache LOCALLLM_HOST=0.0.0.0
 VOLUME ["/data", "/cache"]
 EXPOSE 11434
 HEALTHCHECK --interval=1m --timeout=1m --start-period=5m CMD ["python", "-c", \
-    "from localllm.cli.local_server import local_server; local_server().ask('GET', '/health/ready?model=builtin')"]
+    "from localllm.front.local_server import local_server; local_server().ask('GET', '/health/ready?model=builtin')"]
 ENTRYPOINT ["localllm"]
 CMD ["serve"]

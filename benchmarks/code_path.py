@@ -23,7 +23,7 @@ from types import CodeType, FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("localllm", "gguf_io", "cpu_kernels", "gpu_offload", "tui", "models")
-NOT_SHIPPED = ROOT / "models" / "builtin" / "training"
+NOT_SHIPPED = ROOT / "benchmarks" / "training"
 SUBMIT, FIRST_TOKEN = "Engine.submit", "Sampler.sample"
 REPORT_VARIABLE = "CODE_PATH_REPORT"
 

@@ -10,9 +10,9 @@ import time
 import numpy as np
 
 from gguf_io import ModelFile, load_tokenizer, open_model
-from localllm.front.pulling import obtain
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.sampling import Sampler
+from localllm.front.pulling import obtain
 from localllm.placement.backends import open_runner
 from localllm.placement.loaded_model import LoadedModel, load_model
 from localllm.quality.watermark import CONTEXT, Detection, detect

@@ -91,7 +91,7 @@ def test_commands_do_not_wait_for_pipes(place: str, arguments: list[str], tmp_pa
 OTHER_READERS = {
     "cpu_kernels/cores.py", "cpu_kernels/kernel.py", "cpu_kernels/kernel_cache.py", "cpu_kernels/limits.py",
     "gguf_io/chat_template/defaults/__init__.py", "localllm/measure/energy.py", "localllm/files.py",
-    "localllm/cli/prompt.py", "localllm/cli/local_server.py", "localllm/packed.py", "localllm/quality/quantize.py",
+    "localllm/front/prompt.py", "localllm/front/local_server.py", "localllm/packed.py", "localllm/quality/quantize.py",
     "localllm/gpu_install.py",
 }  # fmt: skip
 READING = re.compile(r"\.read_text\(|\.read_bytes\(\)|\.open\((?:\"r|encoding)|os\.walk\(")

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import COMPUTING, Remote, model_names, setting_flags, with_flags
 from localllm.errors import RequestError
+from localllm.front.options import COMPUTING, Remote, model_names, setting_flags, with_flags
 
 
 @with_flags(COMPUTING, after="prompt")

@@ -16,7 +16,7 @@ def main() -> None:
     try:
         _run()
     except KeyboardInterrupt:
-        from localllm.cli.terminal import ExitCode
+        from localllm.front.terminal import ExitCode
 
         sys.exit(ExitCode.INTERRUPTED)
 
@@ -63,7 +63,7 @@ def _prepare_streams() -> None:
 
 def _chat(model: str | None, prompt: str | None = None) -> None:
     """Open the chat without the argument parser, whose import takes as long as all other imports together."""
-    from localllm.cli.terminal import reported_errors
+    from localllm.front.terminal import reported_errors
 
     with reported_errors():
         sys.exit(open_chat(model, {}, prompt=prompt))

@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from localllm.cli.main import COMMANDS
 from localllm.cli.reference import man_page
-from localllm.cli.terminal import answer
+from localllm.front.terminal import answer
 from tui.main import COMMANDS as CHAT_COMMANDS
 
 

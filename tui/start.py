@@ -15,9 +15,9 @@ from textual.logging import TextualHandler
 from localllm.chats import SessionStore
 from localllm.chats.parameters import Parameters
 from localllm.chats.saved import read_persona
-from localllm.cli.prompt import check_text
-from localllm.cli.terminal import warn
 from localllm.errors import RequestError, SettingsError
+from localllm.front.prompt import check_text
+from localllm.front.terminal import warn
 from localllm.settings import Settings, config_path, load_settings, read_toml, sessions_path
 from localllm.text import nearest, shortened
 from tui.app import ChatApp

@@ -71,7 +71,7 @@ def go_on_watched() -> None:
     restore()
     sys.stdout.write(_RESET)
     sys.stdout.flush()
-    from localllm.cli.terminal import fail
+    from localllm.front.terminal import fail
 
     name = signal.Signals(killed_by).name
     fail(f"The chat was ended by {name}. It is saved: F3 lists it after the next start.")

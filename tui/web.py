@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 from textual_serve.server import Server
 
-from localllm.cli.terminal import answer, note
+from localllm.front.terminal import answer, note
 
 COOKIE = "localllm_chat"
 VISIT = "--visit"  # the option with which each process of one server opens the chat of the process before it

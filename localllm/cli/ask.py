@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import COMPUTING, AsJson, Remote, model_names, setting_flags, with_flags
-from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 from localllm.errors import RequestError
 from localllm.front.answering import begin_answer
-from localllm.front.models import usual_model
+from localllm.front.options import COMPUTING, AsJson, Remote, model_names, setting_flags, with_flags
 from localllm.front.pulling import obtain
+from localllm.front.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,10 +67,11 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     that are not found are marked.
     """
     from localllm.answer.request import AnswerRequest
-    from localllm.cli.generation import end_fields, end_if_failed
     from localllm.documents.answer import messages_for
     from localllm.documents.index import DocumentIndex
     from localllm.documents.search import DOUBT
+    from localllm.front.models import usual_model
+    from localllm.front.printing import end_fields, end_if_failed
     from localllm.settings import load_settings
 
     if prompt is None and not index_only:
@@ -182,7 +182,7 @@ def _read(
 ) -> "tuple[QuotationChecker, AnswerEvent, str, str]":
     """Show an answer as it is checked; returns the checker, the last event, and the raw and the checked answer."""
     from localllm.answer.event import AnswerEvent
-    from localllm.cli.generation import interrupt_cancels, show_progress
+    from localllm.front.printing import interrupt_cancels, show_progress
     from localllm.quoting.quotations import QuotationChecker, Source
 
     checker = QuotationChecker([Source(each) for each in excerpts])

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import COMPUTING, AsJson, model_names, numbers, setting_flags, with_flags
-from localllm.cli.terminal import ExitCode, StatusLine, answer, note
+from localllm.front.options import COMPUTING, AsJson, model_names, numbers, setting_flags, with_flags
 from localllm.front.pulling import obtain
+from localllm.front.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
     from localllm.roofline.report import Report

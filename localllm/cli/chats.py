@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.terminal import answer, note
 from localllm.errors import RequestError
+from localllm.front.terminal import answer, note
 from localllm.text import counted, harmless, shortened, table
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM
-from localllm.cli.terminal import answer
+from localllm.front.options import COMPLETION_VARIABLE, PROGRAM
+from localllm.front.terminal import answer
 
 # Bash splits words at colons, which model names contain, and replaces only the text after the last one; typer's own
 # script does not handle that. This one passes the whole line, which typer splits itself. Index -1 completes the last

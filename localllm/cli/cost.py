@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.local_server import LocalServer, server_of
-from localllm.cli.options import AsJson
-from localllm.cli.terminal import StatusLine, answer, note
 from localllm.errors import RequestError, reason
+from localllm.front.local_server import LocalServer, server_of
+from localllm.front.options import AsJson
+from localllm.front.terminal import StatusLine, answer, note
 from localllm.text import table
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.terminal import StatusLine, note
 from localllm.errors import RequestError
 from localllm.files import read_text, user_path
 from localllm.front.pulling import obtain
+from localllm.front.terminal import StatusLine, note
 
 if TYPE_CHECKING:
     from localllm.library.entry import LibraryModel

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import COMPUTING, AsJson, model_names, setting_flags, with_flags
-from localllm.cli.terminal import StatusLine, answer
 from localllm.errors import RequestError
 from localllm.files import read_text
+from localllm.front.options import COMPUTING, AsJson, model_names, setting_flags, with_flags
 from localllm.front.pulling import obtain
+from localllm.front.terminal import StatusLine, answer
 
 
 @with_flags(COMPUTING, ("threads", "backend", "gpu_layers"), after="model")

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.options import setting_flags
-from localllm.cli.terminal import StatusLine, answer, note
 from localllm.errors import RequestError
+from localllm.front.options import setting_flags
+from localllm.front.terminal import StatusLine, answer, note
 
 _NONE = "No GPU was found: neither NVIDIA's driver nor a Vulkan driver reports one. Install the GPU's driver first."
 

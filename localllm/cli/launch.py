@@ -15,11 +15,11 @@ from urllib.parse import quote
 import typer
 
 from gguf_io.system import make_folder, read_file
-from localllm.cli.local_server import LOAD_S, LocalServer, local_server, started
-from localllm.cli.options import model_names
-from localllm.cli.terminal import StatusLine, answer, note
 from localllm.errors import LocalLLMError, RequestError
+from localllm.front.local_server import LOAD_S, LocalServer, local_server, started
+from localllm.front.options import model_names
 from localllm.front.pulling import obtain
+from localllm.front.terminal import StatusLine, answer, note
 from localllm.library.names import is_gguf, plain, without_suffix
 from localllm.text import human_time
 

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from localllm.cli.options import AsJson
-from localllm.cli.terminal import answer, note
+from localllm.front.options import AsJson
+from localllm.front.terminal import answer, note
 from localllm.text import human_bytes, human_count, human_speed, table
 
 if TYPE_CHECKING:

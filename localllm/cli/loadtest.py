@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from localllm.cli.options import AsJson, numbers, with_flags
-from localllm.cli.terminal import ExitCode, StatusLine, answer, note
 from localllm.errors import RequestError
+from localllm.front.options import AsJson, numbers, with_flags
+from localllm.front.terminal import ExitCode, StatusLine, answer, note
 from localllm.text import table
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import AsJson
-from localllm.cli.terminal import ExitCode, answer, fail, note
 from localllm.errors import RequestError
+from localllm.front.options import AsJson
+from localllm.front.terminal import ExitCode, answer, fail, note
 from localllm.text import human_bytes, table
 
 if TYPE_CHECKING:

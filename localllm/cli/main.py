@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined] # importable from here in all versions
 
-from localllm.cli import terminal
 from localllm.cli.help import FIRST_STEPS, PlainCommand, PlainGroup, Program, examples
-from localllm.cli.options import COMPLETION_VARIABLE, DEBUG, PROGRAM, with_flags
-from localllm.cli.terminal import ExitCode, reported_errors
 from localllm.errors import RequestError
+from localllm.front import terminal
+from localllm.front.options import COMPLETION_VARIABLE, DEBUG, PROGRAM, with_flags
+from localllm.front.terminal import ExitCode, reported_errors
 
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it by name
 

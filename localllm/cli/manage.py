@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import model_names
-from localllm.cli.terminal import ExitCode, StatusLine, fail, note, warn
 from localllm.errors import RequestError
+from localllm.front.options import model_names
 from localllm.front.pulling import with_progress
+from localllm.front.terminal import ExitCode, StatusLine, fail, note, warn
 from localllm.text import counted, human_bytes
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from localllm.cli.loadtest import check_drawing
-from localllm.cli.options import COMPUTING, AsJson, Model, numbers, setting_flags, with_flags
-from localllm.cli.terminal import StatusLine, answer, note
 from localllm.errors import RequestError
+from localllm.front.options import COMPUTING, AsJson, Model, numbers, setting_flags, with_flags
 from localllm.front.pulling import obtain
+from localllm.front.terminal import StatusLine, answer, note
 from localllm.text import table
 
 _SHORTEST, _LONGEST_BY_DEFAULT = 256, 8192

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import COMPUTING, AsJson, Model, setting_flags, with_flags
-from localllm.cli.terminal import ExitCode, StatusLine, answer
 from localllm.errors import LocalLLMError, RequestError
+from localllm.front.options import COMPUTING, AsJson, Model, setting_flags, with_flags
+from localllm.front.terminal import ExitCode, StatusLine, answer
 from localllm.text import human_bytes, human_speed, table
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli.terminal import note
 from localllm.front.pulling import with_progress
+from localllm.front.terminal import note
 
 
 def pull(

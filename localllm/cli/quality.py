@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import COMPUTING, AsJson, Model, setting_flags, with_flags
-from localllm.cli.terminal import StatusLine, answer, note
 from localllm.errors import RequestError
 from localllm.files import read_text
+from localllm.front.options import COMPUTING, AsJson, Model, setting_flags, with_flags
 from localllm.front.pulling import obtain
+from localllm.front.terminal import StatusLine, answer, note
 from localllm.text import human_bytes
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import typer
 
 from localllm.cli.help import EXAMPLES, PANELS
 from localllm.cli.main import application
-from localllm.cli.options import PROGRAM
-from localllm.cli.terminal import ExitCode
+from localllm.front.options import PROGRAM
+from localllm.front.terminal import ExitCode
 from localllm.settings import BOUNDS, MEANINGS, PREFIX, Settings
 
 EXIT_CODES = {

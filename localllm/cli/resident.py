@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.cli.local_server import server_of
-from localllm.cli.options import AsJson
-from localllm.cli.terminal import answer, note
+from localllm.front.local_server import server_of
+from localllm.front.options import AsJson
+from localllm.front.terminal import answer, note
 from localllm.text import human_bytes, table
 
 FOREVER_S = 365 * 86400  # servers report an expiry far in the future for models that stay loaded

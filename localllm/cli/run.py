@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli.options import COMPUTING, AsJson, Model, Remote, setting_flags, with_flags
-from localllm.cli.prompt import check_text, read_format, read_image, read_prompt
-from localllm.cli.terminal import ExitCode
 from localllm.errors import RequestError
 from localllm.front.answering import begin_answer
+from localllm.front.options import COMPUTING, AsJson, Model, Remote, setting_flags, with_flags
+from localllm.front.prompt import check_text, read_format, read_image, read_prompt
+from localllm.front.terminal import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,8 +107,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     text written so far. Defaults are in brackets.
     """
     from localllm.answer.request import AnswerRequest
-    from localllm.cli import generation, terminal
     from localllm.engine.request import FinishReason
+    from localllm.front import printing, terminal
     from localllm.settings import load_settings
 
     flags = {**setting_flags(given), "disk_cache": False if no_cache else None}
@@ -145,20 +145,20 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         if allowed:
             printed = answer_with_tools(started, allowed, status, silent=as_json)
         else:
-            printed = generation.read(started.stream, status, silent=as_json)
+            printed = printing.read(started.stream, status, silent=as_json)
         last = printed.answer.last
-        generation.end_if_failed(last, started.placement)
+        printing.end_if_failed(last, started.placement)
         if as_json:
-            generation.write_json(printed, model, started.placement, started.load_s)
+            printing.write_json(printed, model, started.placement, started.load_s)
         else:
-            generation.note_cut(last, max_tokens)
+            printing.note_cut(last, max_tokens)
         if last.finish_reason is FinishReason.STOP and isinstance(request.format, dict):
             from localllm.answer.schema_check import unmet
 
             for problem in unmet(request, printed.answer):
                 terminal.warn(problem)
         if stats:
-            generation.write_stats(last, started.placement, started.load_s)
+            printing.write_stats(last, started.placement, started.load_s)
         if last.finish_reason is FinishReason.CANCELLED:
             raise typer.Exit(ExitCode.INTERRUPTED)
 

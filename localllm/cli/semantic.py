@@ -5,8 +5,8 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from localllm.cli.terminal import answer, note
 from localllm.errors import RequestError
+from localllm.front.terminal import answer, note
 from localllm.text import human_bytes, shortened, table
 
 

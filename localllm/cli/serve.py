@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli.options import COMPUTING, Remote, refuse_beside_remote, setting_flags, with_flags
-from localllm.cli.terminal import note
 from localllm.errors import RequestError
+from localllm.front.options import COMPUTING, Remote, refuse_beside_remote, setting_flags, with_flags
+from localllm.front.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from textwrap import indent
 from typing import TYPE_CHECKING
 
-from localllm.cli.options import AsJson, Model
-from localllm.cli.terminal import answer
+from localllm.front.options import AsJson, Model
+from localllm.front.terminal import answer
 from localllm.text import human_bytes, human_count, table
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli import loadtest
-from localllm.cli.options import AsJson, model_names, with_flags
-from localllm.cli.terminal import StatusLine, answer
 from localllm.errors import RequestError
+from localllm.front.options import AsJson, model_names, with_flags
+from localllm.front.terminal import StatusLine, answer
 from localllm.text import table
 
 if TYPE_CHECKING:

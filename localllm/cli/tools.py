@@ -9,11 +9,11 @@ from pathlib import Path
 from localllm.answer.event import function_object
 from localllm.answer.request import Message
 from localllm.answer.tool_calls import ToolCall
-from localllm.cli import generation
-from localllm.cli.terminal import StatusLine, note
 from localllm.engine.request import FinishReason
 from localllm.errors import RequestError
+from localllm.front import printing
 from localllm.front.answering import RunningAnswer
+from localllm.front.terminal import StatusLine, note
 from localllm.text import harmless, shortened
 from localllm.tools.action import MAX_ROUNDS, MalformedCallError, Toolbox, ToolError, failure
 from localllm.tools.approvals import Approvals
@@ -62,7 +62,7 @@ def opened_tools(rules: Sequence[str]) -> Iterator[RunTools]:
         found.close()
 
 
-def answer_with_tools(started: RunningAnswer, tools: RunTools, status: StatusLine, silent: bool) -> generation.Printed:
+def answer_with_tools(started: RunningAnswer, tools: RunTools, status: StatusLine, silent: bool) -> printing.Printed:
     """Read an answer, run its calls and ask again, until there are no calls or MAX_ROUNDS are reached.
 
     Returns the last answer. Calls are logged to stderr.
@@ -70,7 +70,7 @@ def answer_with_tools(started: RunningAnswer, tools: RunTools, status: StatusLin
     request, stream = started.request, started.stream
     messages: list[Message] = list(request.messages)
     for left in reversed(range(MAX_ROUNDS + 1)):
-        printed = generation.read(stream, status, silent, shows_calls=False)
+        printed = printing.read(stream, status, silent, shows_calls=False)
         said = printed.answer
         if not said.calls or said.last.finish_reason is not FinishReason.STOP:
             return printed

@@ -23,10 +23,10 @@ from localllm.cli.launch import (
     served_model,
     write_files,
 )
-from localllm.cli.local_server import LOAD_S
-from localllm.cli.terminal import StatusLine, note
 from localllm.errors import RequestError
 from localllm.files import write_whole
+from localllm.front.local_server import LOAD_S
+from localllm.front.terminal import StatusLine, note
 from localllm.text import human_time
 
 if TYPE_CHECKING:

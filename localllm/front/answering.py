@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from localllm.cli.options import refuse_beside_remote
+from localllm.front.options import refuse_beside_remote
 from localllm.front.pulling import obtain
 
 if TYPE_CHECKING:

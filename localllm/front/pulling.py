@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from localllm.cli.terminal import ExitCode, StatusLine, note
+from localllm.front.terminal import ExitCode, StatusLine, note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,10 +15,10 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.errors import ModelFileError
-from localllm.cli.prompt import read_format
 from localllm.cli.run import _thought
 from localllm.errors import RequestError
 from localllm.files import read_text
+from localllm.front.prompt import read_format
 from tests.closed_folders import closed
 
 

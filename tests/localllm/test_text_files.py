@@ -9,9 +9,9 @@ import pytest
 
 from localllm.agents.recording import Recording
 from localllm.chats.saved import folder_of, read_persona, read_prompt
-from localllm.cli.prompt import read_format
 from localllm.errors import RequestError, SettingsError
 from localllm.files import decoded, file_problem, listed, read_text
+from localllm.front.prompt import read_format
 from localllm.measure.simulate.machines import from_bench
 from localllm.measure.workload.texts import read_prompts
 from localllm.server.keys import read_keys

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.completion import BASH, Shell, completion
-from localllm.cli.options import COMPLETION_VARIABLE, PROGRAM
+from localllm.front.options import COMPLETION_VARIABLE, PROGRAM
 from tests.waiting import PATIENCE_S
 
 pty = pytest.importorskip("pty", reason="Windows has no such module")

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from localllm.cli.main import main
-from localllm.cli.terminal import ExitCode, reported_errors
 from localllm.errors import RequestError
+from localllm.front.terminal import ExitCode, reported_errors
 
 resource = pytest.importorskip("resource", reason="Windows has no such module")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli.prompt import check_text, read_format, read_prompt
 from localllm.errors import RequestError
+from localllm.front.prompt import check_text, read_format, read_prompt
 
 
 class Stdin(io.TextIOWrapper):

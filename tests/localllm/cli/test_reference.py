@@ -9,7 +9,7 @@ import pytest
 from localllm.cli.help import PANELS
 from localllm.cli.main import COMMANDS, MEASURES
 from localllm.cli.reference import EXIT_CODES, commands_markdown, man_page, settings_markdown
-from localllm.cli.terminal import ExitCode
+from localllm.front.terminal import ExitCode
 from localllm.settings import MEANINGS, Settings
 from tui.main import COMMANDS as CHAT_COMMANDS
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from localllm.cli.main import application
-from localllm.cli.prompt import read_image
 from localllm.errors import RequestError
+from localllm.front.prompt import read_image
 from tests.gpu_offload.projector_files import png, write_projector
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from localllm.cli import terminal
+from localllm.front import terminal
 
 
 class Terminal(io.StringIO):

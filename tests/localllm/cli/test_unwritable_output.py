@@ -52,7 +52,7 @@ def test_messages_that_cannot_be_written_change_nothing() -> None:
 
 @needs_full
 def test_what_a_library_writes_and_does_not_flush() -> None:
-    code = "import sys\nfrom localllm.cli.terminal import reported_errors\nwith reported_errors():\n"
+    code = "import sys\nfrom localllm.front.terminal import reported_errors\nwith reported_errors():\n"
     with open("/dev/full", "wb") as full:
         done = ended([], f"{code}    sys.stdout.write('x')\n    sys.exit(0)", stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

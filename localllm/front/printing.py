@@ -11,8 +11,8 @@ from typing import Any
 import typer
 
 from localllm.answer.event import Answer, AnswerEvent, AnswerStream, PartKind
-from localllm.cli.terminal import ExitCode, StatusLine, answer, fail, note
 from localllm.engine.request import FinishReason
+from localllm.front.terminal import ExitCode, StatusLine, answer, fail, note
 from localllm.placement.placement import Placement
 from localllm.text import human_bytes
 

@@ -9,8 +9,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from localllm.cli.terminal import log_to_stderr
 from localllm.errors import LocalLLMError, RequestError
+from localllm.front.terminal import log_to_stderr
 
 N = TypeVar("N", int, float)
 
