@@ -90,6 +90,25 @@ def save_persona(name: str, parameters: Parameters, defaults: Parameters, model:
     return _write("persona", name, "\n".join([*lines, *([note] if note else [])]) + "\n")
 
 
+def rename_persona(name: str, new: str) -> None:
+    """Give a persona another name. Raises RequestError, also if that exists."""
+    path = _existing("persona", name)
+    _write("persona", new, read_text(path))
+    _remove(path)
+
+
+def delete_persona(name: str) -> None:
+    """Delete a persona's file. Raises RequestError."""
+    _remove(_existing("persona", name))
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be removed: {error.strerror}. Check the folder's permissions.") from error
+
+
 def _as_text(path: Path, key: str, value: Any) -> str:
     """A value of the file in the text form that /set takes."""
     if isinstance(value, bool):

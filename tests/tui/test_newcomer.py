@@ -107,7 +107,7 @@ def test_parameters_are_not_dropped_unasked(make_app: MakeApp) -> None:
             await pilot.press("f5")
             await until(pilot, lambda: isinstance(pilot.app.screen, ParametersScreen))
             panel = pilot.app.screen
-            await pilot.click("#preset-greedy")
+            await pilot.press("down", "down", "down", "enter")
             await until(pilot, lambda: panel.query_one("#temperature", Input).value == "0.0")
             await pilot.press("escape")
             await until(pilot, lambda: "Ctrl+S saves" in str(panel.query_one(".error", Static).content))

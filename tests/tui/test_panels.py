@@ -43,7 +43,7 @@ def test_parameters_are_edited_checked_and_sent(make_app: MakeApp) -> None:
             await pilot.press("f5")
             await until(pilot, lambda: isinstance(pilot.app.screen, ParametersScreen))
             panel = pilot.app.screen
-            await pilot.click("#preset-precise")
+            await pilot.press("down", "enter")  # precise
             await until(pilot, lambda: panel.query_one("#temperature", Input).value == "0.2")
             panel.query_one("#top_p", Input).value = "2"
             await pilot.press("ctrl+s")

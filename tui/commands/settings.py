@@ -73,7 +73,9 @@ async def edit_parameters(chat: ChatScreen, _argument: str) -> None:
         if parameters is not None:
             chat.set_parameters(parameters)
 
-    chat.app.push_screen(ParametersScreen(chat.conversation.parameters, chat.conversation.defaults), changed)
+    conversation = chat.conversation
+    screen = ParametersScreen(conversation.parameters, conversation.defaults, conversation.model)
+    chat.app.push_screen(screen, changed)
 
 
 async def use_tools(chat: ChatScreen, argument: str) -> None:

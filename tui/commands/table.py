@@ -46,7 +46,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("new", "Start a new chat", sessions.new, "ctrl+n", label="New"),
     Command("sessions", "Open, search, rename or delete chats", sessions.browse, "f3", "[TEXT]", "Chats"),
     Command("models", "Choose a model", settings.choose_model, "f4", label="Model"),
-    Command("parameters", "Sampling, limits, system prompt", settings.edit_parameters, "f5", label="Settings"),
+    Command("parameters", "Presets, system prompt, sampling, limits", settings.edit_parameters, "f5", label="Settings"),
     Command("inspect", "Inspect the engine", settings.inspect, "f2", label="Inspect"),
     Command("tab", "Open a new chat in a tab", sessions.open_tab, "f8"),
     Command("next", "Go to the next tab, or to tab N", sessions.next_tab, "f7,ctrl+pagedown", "[N]"),
