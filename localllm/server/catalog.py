@@ -81,6 +81,10 @@ class Catalog:
         models = all_models(self.settings, self._served)
         return [_listed(model) for model in models if _is_model(model.path)]
 
+    def names(self) -> list[str]:
+        """The names of all models, with those whose files cannot be read now."""
+        return [model.name for model in all_models(self.settings, self._served)]
+
     def find(self, name: str) -> CatalogEntry:
         """Find a model by name; ":latest" is optional, and ":ADAPTER" may follow, the name of one of its adapters.
 

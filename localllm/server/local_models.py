@@ -26,6 +26,7 @@ class LocalModels:
     def __init__(self, catalog: Catalog, manager: ModelManager) -> None:
         self.settings: Settings = catalog.settings
         self.entries = catalog.entries
+        self.names = catalog.names
         self.find = catalog.find
         self.release = manager.expire
         self.stop_loading = manager.stop_loading

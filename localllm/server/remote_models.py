@@ -61,6 +61,9 @@ class RemoteModels:
         self._entries = {entry.name: entry for entry in found}
         return found
 
+    def names(self) -> list[str]:
+        return [entry.name for entry in self.entries()]
+
     def find(self, name: str) -> RemoteEntry:
         if not 0 < len(name) <= MAX_NAME_CHARS:
             raise ApiError(400, "invalid model name" if name else "model is required")

@@ -131,7 +131,10 @@ class ServedModels(Protocol):
         """The settings of this machine's library. Raises ApiError 501 if the models are remote."""
 
     def entries(self) -> Sequence[Any]:
-        """All models."""
+        """All models, but for those whose files cannot be read."""
+
+    def names(self) -> Sequence[str]:
+        """The names of all models."""
 
     def find(self, name: str) -> Any:
         """Find a model by name; ":latest" is optional. Raises ApiError 400 or 404, RemoteError."""

@@ -256,10 +256,11 @@ class Service:
             try:
                 await self.find(name)
             except ModelNotFoundError:
-                names = [about.name for *_, about in await to_thread.run_sync(self.listed) if about.name != BUILT_IN]
+                # Not `listed`: a file that cannot be read at this moment must not make another model the only one.
+                names = {*await to_thread.run_sync(self.models.names), *self.options.fallbacks} - {BUILT_IN}
                 if len(names) != 1 or not self.options.settings.any_name:
                     raise
-                return names[0]
+                return names.pop()
             return name
         resident = [one.about.name for one in await self.models.resident()]
         listed = [about.name for *_, about in await to_thread.run_sync(self.listed)]

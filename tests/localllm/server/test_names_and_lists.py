@@ -81,6 +81,18 @@ def test_several_models_are_distinguished(server: Server) -> None:
         assert raised.value.code == "model_not_found"
 
 
+def test_a_model_whose_file_cannot_be_read_counts(start_server: StartServer, file: Path, tmp_path: Path) -> None:
+    """The other one must not answer in its place."""
+    other = tmp_path / "other.gguf"
+    other.write_bytes(file.read_bytes())
+    with start_server("--model", str(file), "--model", str(other), models=()) as server:
+        other.write_bytes(b"GGUF")
+        assert "other" not in {row["id"] for row in httpx.get(f"{server.url}/v1/models").json()["data"]}
+        for name in ("gpt-4o", "other:7b"):
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json={"model": name, "messages": HI})
+            assert answer.status_code == 404, answer.text
+
+
 def test_the_builtin_model_does_not_answer_for_others(start_server: StartServer) -> None:
     with start_server(models=()) as server:
         answer = httpx.post(f"{server.url}/v1/chat/completions", json={"model": "qwen3", "messages": HI})
