@@ -3,16 +3,18 @@ and runs them.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.fakes.ports import free_port
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.conftest import Server, StartServer
 
@@ -21,6 +23,21 @@ TASK = "Change the notes and copy them."
 TITLE = "A short title about notes, and nothing else."
 DONE = "All three steps have been done, goodbye."
 LIMIT_S = 900
+MOST_COMPUTED = 1.01  # per new token
+
+# Counts each request's new tokens: those after the longest beginning that it shares with an earlier prompt and answer.
+COUNTING = """
+import os
+from localllm.engine import engine
+made, make = [], engine.sequence_of
+def counting(*given):
+    sequence = make(*given)
+    shared = [len(os.path.commonprefix([sequence.tokens, known.tokens])) for known in made]
+    print("new", max(len(sequence.tokens) - max(shared, default=0), 1), flush=True)
+    made.append(sequence)
+    return sequence
+engine.sequence_of = counting
+"""
 
 pytestmark = [
     pytest.mark.slow,
@@ -198,8 +215,6 @@ def _run(
         "HOME": str(home),
         "PWD": str(work),  # some programs give this precedence over the system
         "PATH": _places(),
-        "LOCALLLM_KV_MIB": "512",
-        "LOCALLLM_THREADS": "1",
         **(variables or {}),
     }
     return subprocess.run(
@@ -214,10 +229,27 @@ def _run(
     )
 
 
+@contextmanager
+def _counted(start_server: StartServer, model: Path, name: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Server]:
+    """A server of a model. Afterwards it must have computed a program's new tokens only; the figures are printed."""
+    with start_server("--model", str(model), models=(), begins=COUNTING, LOCALLLM_KV_MIB="512") as server:
+        yield server
+        metrics = httpx.get(f"{server.url}/metrics").text
+        prompts, *hits = (
+            sum(map(float, re.findall(rf"^localllm_{kind}\{{.*\}} (\S+)$", metrics, re.MULTILINE)))
+            for kind in ("prompt_tokens_total", "prefix_hit_tokens_total")
+        )
+        new = sum(map(int, re.findall(r"^new (\d+)$", server.process.out.read_text(), re.MULTILINE)))
+    computed = prompts - sum(hits)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{name}: {prompts:,.0f} tokens of prompts, computed per new one: {computed / new:.2f}\n")
+    assert new and computed <= new * MOST_COMPUTED
+
+
 def _launched(
-    name: str, model: Path, arguments: Sequence[str], work: Path, variables: Mapping[str, str]
+    name: str, server: Server, arguments: Sequence[str], work: Path, variables: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    launch = [sys.executable, "-m", "localllm", "launch", name, "--model", str(model), "--port", str(free_port())]
+    launch = [sys.executable, "-m", "localllm", "launch", name, "--model", "scripted", "--port", str(server.port)]
     return _run([*launch, "--", *arguments], work, variables)
 
 
@@ -231,39 +263,42 @@ def _scripts(calls: Sequence[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_three_calls(case: Case, work: Path) -> None:
+def test_three_calls(case: Case, start_server: StartServer, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if shutil.which(case.name, path=_places()) is None:
         pytest.skip(f"{case.name} could not be installed here")
     model = write_scripted_model(work.with_name("scripted.gguf"), _scripts(case.calls(work)))
-    done = _launched(case.name, model, case.arguments, work, dict(case.variables))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert DONE in done.stdout
-    assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr
+    with _counted(start_server, model, case.name, capsys) as server:
+        done = _launched(case.name, server, case.arguments, work, dict(case.variables))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert DONE in done.stdout
+        assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr
 
 
-def test_codex_as_it_is_asked_for_local_models(start_server: StartServer, work: Path) -> None:
+def test_codex_as_it_is_asked_for_local_models(
+    start_server: StartServer, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`codex --oss` treats the server as Ollama."""
     model = write_scripted_model(work.with_name("scripted.gguf"), _scripts(_codex(work)))
     words = ["codex", "exec", "--oss", "--local-provider", "ollama", "-m", "scripted"]
     words += ["--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK]
-
-    def asked(server: Server) -> subprocess.CompletedProcess[str]:
-        return _run(words, work, {"CODEX_OSS_BASE_URL": f"{server.url}/v1"})
-
-    with start_server("--model", str(model), models=(), LOCALLLM_KV_MIB="512") as server:
-        done = asked(server)
-    assert done.returncode == 0 and DONE in done.stdout, done.stdout + done.stderr
-    assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr
+    with _counted(start_server, model, "codex --oss", capsys) as server:
+        done = _run(words, work, {"CODEX_OSS_BASE_URL": f"{server.url}/v1"})
+        assert done.returncode == 0 and DONE in done.stdout, done.stdout + done.stderr
+        assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr
 
 
-def test_aider_edits_and_tests(work: Path) -> None:
+def test_aider_edits_and_tests(start_server: StartServer, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """aider has no tools: the prompt has the file, the answer has the edit, and aider's test option runs
     the command.
     """
+    if shutil.which("aider", path=_places()) is None:
+        pytest.skip("aider could not be installed here")
     edit = "I will change it.\n\nnotes.txt\n<<<<<<< SEARCH\none line\n=======\ntwo line\n>>>>>>> REPLACE\n"
     model = write_scripted_model(work.with_name("scripted.gguf"), {"plain": edit})
     test = ("--auto-test", "--test-cmd", "cp notes.txt seen.txt")
     quiet = ("--no-git", "--yes-always", "--no-check-update", "--analytics-disable", "--no-stream")
-    done = _launched("aider", model, (*quiet, "--edit-format", "diff", *test, "--message", TASK, "notes.txt"), work, {})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr
+    arguments = (*quiet, "--edit-format", "diff", *test, "--message", TASK, "notes.txt")
+    with _counted(start_server, model, "aider", capsys) as server:
+        done = _launched("aider", server, arguments, work, {})
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr

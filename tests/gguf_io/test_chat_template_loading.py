@@ -120,6 +120,68 @@ def test_the_default_of_harmony_is_gpt_oss_own_but_for_its_name_and_dates(data_d
             assert header == "<|start|>system<|message|>" + full[start:]
 
 
+def _tool(name: str, description: str, **properties: object) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": [*properties][:1]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+HARMONY_TOOLS = [
+    _tool(
+        "weather",
+        "The weather of a place.",
+        place={"type": "string", "description": "A city."},
+        unit={"type": "string", "enum": ["C", "F"], "default": "C"},
+        days={"type": "integer", "default": 3},
+        hours={"type": "array", "items": {"type": "integer"}},
+        exact={"type": "boolean"},
+        either={"type": ["string", "number"]},
+        more={"type": "object"},
+    ),
+    _tool("now", "The time."),
+]
+
+
+@pytest.mark.parametrize("system", [[], MESSAGES[:1]], ids=["alone", "system"])
+@pytest.mark.parametrize(
+    "later", [[], [{"role": "assistant", "content": "Cold."}, {"role": "user", "content": "Why?"}]]
+)
+def test_the_default_of_harmony_writes_tools_as_gpt_oss_own(
+    data_dir: Path, system: list[Any], later: list[Any]
+) -> None:
+    own = ChatTemplate((data_dir / "templates" / "openai-gpt-oss-120b.jinja").read_text("utf-8"))
+    default = load_chat_template(Model(("<|start|>", "<|channel|>", "<|message|>")))
+    assert default.supports_tools
+    call = {"type": "function", "id": "c1", "function": {"name": "weather", "arguments": {"place": "Bern", "days": 1}}}
+    asked = [
+        *(*system, {"role": "user", "content": "Is it cold?"}),
+        {"role": "assistant", "content": "", "reasoning_content": "Look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": '"-3" C'},
+        *later,
+    ]
+    for messages in (asked, asked[: len(system) + 1]):
+        header, _, rest = default.render(messages, tools=HARMONY_TOOLS).partition("<|end|>")
+        full, _, expected = own.render(messages, tools=HARMONY_TOOLS).partition("<|end|>")
+        assert rest == expected
+        assert header == "<|start|>system<|message|>" + full[full.index("Reasoning") :]
+
+
+def test_the_default_of_harmony_writes_any_schema() -> None:
+    default = load_chat_template(Model(("<|start|>", "<|channel|>", "<|message|>")))
+    deep = {"type": "object", "properties": {"x": {"anyOf": [{"type": "number"}, {"type": "null"}]}}, "required": ["x"]}
+    tools = [_tool("f", "", a={"type": "array", "items": deep}, b={}, c={"enum": [1, None]}), _tool("g", "No text.")]
+    del tools[1]["function"]["parameters"], tools[1]["function"]["description"]
+    calls = [{"type": "function", "id": n, "function": {"name": n, "arguments": {}}} for n in "fg"]
+    messages = [
+        {"role": "user", "content": "Both."},
+        {"role": "assistant", "content": "I call both.", "tool_calls": calls},
+        *({"role": "tool", "tool_call_id": n, "content": n} for n in "fg"),
+    ]
+    text = default.render(messages, tools=tools)
+    assert "a: {\nx: number | null,\n}[],\nb?: any,\nc?: 1 | null,\n}) => any;\n\ntype g = () => any;" in text
+    assert "commentary<|message|>I call both.<|end|>" in text
+    assert text.index("functions.f to=assistant") < text.index("functions.g to=assistant")
+
+
 def test_only_plain_lines_need_a_text_to_stop_at() -> None:
     assert "\nUser:" in load_chat_template(Model()).stop_strings
     assert load_chat_template(Model(("<|im_start|>", "<|im_end|>"))).stop_strings == ()

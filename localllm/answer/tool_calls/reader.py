@@ -32,8 +32,7 @@ _KEY = r'(?P<key>[^"<>=/\n][^"<>=\n]{0,255})'
 
 # Arguments in other spellings than JSON: Python's literals and Gemma's.
 _BARE_KEY = r"(?P<key>[^\s\"'=:{}\[\](),]++)\s*+"
-_NUMBER = r"(?P<number>-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
-_STRING = r'(?P<string>"(?:[^"\\]|\\.)*+")'
+_NUMBER = r"(?P<number>-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?=[^0-9.eE+-])"
 _MARK = r"(?P<mark>[\[\]{},])|(?P<blank>\s++)"
 
 NOTHING = "\0"  # begins no text
@@ -322,17 +321,65 @@ class CallReader:
         return self._text[first:stop]
 
     def _literals(self, spelling: Literals) -> Generator[None, None, dict[str, Any]]:
-        scanned = self._at
-        while True:
-            if spelling.closing in self._text[scanned:]:
-                read = read_pairs(self._text, self._at, spelling)
-                if read is not None:
-                    break
-                scanned = len(self._text)
-            yield
-        found, self._at = read
-        self._found.append(CallDelta(arguments=json.dumps(found, ensure_ascii=False)))
+        """Key and value pairs, rewritten as JSON token by token, and strings as they are written."""
+        words = dict(zip(spelling.words, ("true", "false", "null"), strict=True))
+        outer, nested = _tokens(spelling)
+        written: list[str] = []
+        self._write("{", written)
+        depth = 0
+        while depth or not self._text.startswith(spelling.closing, self._at):
+            match = (nested if depth else outer).match(self._text, self._at)
+            if match is None:
+                if len(self._text) - self._at > LONGEST_MARKUP:
+                    raise BrokenCallError
+                yield
+                continue
+            self._at = match.end()
+            kind, token = match.lastgroup, match[match.lastgroup or 0]
+            if kind == "quotes":
+                yield from self._string(token, written)
+                continue
+            if kind == "mark":
+                depth += (token in "{[") - (token in "}]")
+            elif kind == "key":
+                token = f"{json.dumps(token, ensure_ascii=False)}: "
+            elif kind == "word":
+                token = words[token]
+            elif kind == "blank":
+                token = " "  # JSON knows fewer kinds
+            self._write(token, written)
+            if depth < 0:
+                raise BrokenCallError
+        self._write("}", written)
+        found: dict[str, Any] = json.loads("".join(written))
         return found
+
+    def _string(self, quotes: str, written: list[str]) -> Reading:
+        """The rest of a string: escaped as in JSON between double quotes, else not at all."""
+        self._write('"', written)
+        is_open = True
+        while is_open:
+            if quotes == '"':
+                match = _IN_STRING.match(self._text, self._at)
+                assert match is not None  # it may be empty
+                is_open, piece, self._at = not match["mark"], match[0], match.end()
+            else:
+                end = self._text.find(quotes, self._at)
+                is_open = end < 0
+                stop = max(len(self._text) - len(quotes) + 1, self._at) if is_open else end
+                piece = _escaped(self._text[self._at : stop]) + ("" if is_open else '"')
+                self._at = stop if is_open else stop + len(quotes)
+            self._write(piece, written)
+            if is_open:
+                yield
+
+    def _write(self, piece: str, written: list[str]) -> None:
+        """Emit a piece of arguments, as one delta with what was emitted since the last wait."""
+        written.append(piece)
+        if self._found and isinstance(last := self._found[-1], CallDelta) and not last.name:
+            self._found[-1] = CallDelta(arguments=last.arguments + piece)
+        elif piece:
+            self._found.append(CallDelta(arguments=piece))
 
 
 def _escaped(text: str) -> str:
@@ -408,44 +455,12 @@ def _tag_opening(tags: Tags) -> str:
     return r"\s*+".join(parts)
 
 
-def read_pairs(text: str, at: int, spelling: Literals) -> tuple[dict[str, Any], int] | None:
-    """The pairs up to the end of the arguments, and where they end. None if they are incomplete or invalid.
-
-    They are rewritten as JSON, token by token.
-    """
-    words = dict(zip(spelling.words, ("true", "false", "null"), strict=True))
-    outer, nested = _tokens(spelling)
-    found, depth = ["{"], 0
-    while depth or not text.startswith(spelling.closing, at):
-        match = (nested if depth else outer).match(text, at)
-        if match is None:
-            return None
-        at = match.end()
-        kind, token = match.lastgroup, match[match.lastgroup or 0]
-        if kind == "mark":
-            depth += (token in "{[") - (token in "}]")
-        elif kind == "raw":
-            token = json.dumps(token)
-        elif kind == "key":
-            token = f"{json.dumps(token)}:"
-        elif kind == "word":
-            token = words[token]
-        elif kind == "blank":
-            token = " "  # JSON knows fewer kinds
-        found.append(token)
-    try:
-        return json.loads("".join([*found, "}"])), at
-    except (ValueError, RecursionError):
-        return None
-
-
 @lru_cache
 def _tokens(spelling: Literals) -> tuple["re.Pattern[str]", "re.Pattern[str]"]:
     """Expressions for a token among the arguments, and for one within a value; the group is its kind."""
-    quotes = re.escape(spelling.quotes)
-    string = _STRING if spelling.quotes == '"' else f"{quotes}(?P<raw>.*?){quotes}"
     values = f"{_NUMBER}|(?P<word>{'|'.join(spelling.words)})|{_MARK}"
-    outer = f"{string}|{_BARE_KEY}{spelling.assigns}|{values}"
+    quotes = f"(?P<quotes>{re.escape(spelling.quotes)})"
+    outer = f"{quotes}|{_BARE_KEY}{spelling.assigns}|{values}"
     key = "(?P<assigns>" if spelling.quoted_keys else f"(?:{_BARE_KEY}"
-    nested = f"{string}|{key}{spelling.nested_assigns})|{values}"
-    return re.compile(outer, re.DOTALL), re.compile(nested, re.DOTALL)
+    nested = f"{quotes}|{key}{spelling.nested_assigns})|{values}"
+    return re.compile(outer), re.compile(nested)

@@ -339,6 +339,50 @@ def test_text_parameters_stay_text() -> None:
     assert part.tool_calls == (ToolCall("f", {"n": 3, "s": "3"}),)
 
 
+LITERALS = [
+    (
+        "<|tool_call_start|>",
+        '[add(path="a \\"b\\"\\n", deep={"k": [1, None], "s": "x"}, n=-1.5e3), f()]<|tool_call_end|>',
+    ),
+    ("<function_calls>", 'add(path="a \\"b\\"\\n", deep={"k": [1, None], "s": "x"}, n=-1.5e3)\nf()</function_calls>'),
+    ("<|tool_call>", 'call:add{path:<|"|>a "b"\n<|"|>,deep:{k:[1,null],s:<|"|>x<|"|>},n:-1.5e3}<tool_call|>'),
+    (
+        "<start_function_call>",
+        'call:add{path:<escape>a "b"\n<escape>,deep:{k:[1,null],s:<escape>x<escape>},n:-1.5e3}<end_function_call>',
+    ),
+]
+
+
+@pytest.mark.parametrize(("opening", "body"), LITERALS)
+@given(CUTS)
+def test_deltas_of_literals_are_their_call(opening: str, body: str, cuts: list[int]) -> None:
+    (part,) = split_at(AnswerSplitter([], [form(opening)], TOOLS), opening + body, cuts)
+    wanted = {"path": 'a "b"\n', "deep": {"k": [1, None], "s": "x"}, "n": -1500.0}
+    texts: list[str] = []
+    for delta in part.deltas:
+        if delta.name:
+            texts.append("")
+        texts[-1] += delta.arguments
+    assert [json.loads(text) for text in texts] == [wanted, {}][: len(texts)]
+    assert part.tool_calls == (ToolCall("add", wanted), ToolCall("f", {}))[: len(texts)]
+
+
+@pytest.mark.parametrize(("opening", "body"), LITERALS)
+def test_literals_stream_within_a_parameter(opening: str, body: str) -> None:
+    splitter = AnswerSplitter([], [form(opening)], TOOLS)
+    body = body.replace("a ", "a long text, ")
+    begun = opening + body[: body.index(", ")]
+    written = "".join(delta.arguments for sign in begun for part in splitter.push(sign) for delta in part.deltas)
+    assert written.startswith('{"path": "a lo')
+
+
+@pytest.mark.parametrize("text", ["[add(n=007)]", "[add(n=1,)]", "[add(n=1})]", "[add(n=" + "x" * 3000])
+def test_what_is_no_literal_is_no_call(text: str) -> None:
+    opening = "<|tool_call_start|>"
+    parts = split_at(AnswerSplitter([], [form(opening)], TOOLS), f"{opening}{text}<|tool_call_end|>", [])
+    assert not any(part.tool_calls for part in parts)
+
+
 @given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), max_size=3), CUTS)
 def test_detokenizer_cuts_at_the_first_stop_string(text: str, stop: list[str], cuts: list[int]) -> None:
     data = text.encode()
