@@ -257,10 +257,10 @@ class Service:
                 await self.find(name)
             except ModelNotFoundError:
                 # Not `listed`: a file that cannot be read at this moment must not make another model the only one.
-                names = {*await to_thread.run_sync(self.models.names), *self.options.fallbacks} - {BUILT_IN}
-                if len(names) != 1 or not self.options.settings.any_name:
+                known = {*await to_thread.run_sync(self.models.names), *self.options.fallbacks} - {BUILT_IN}
+                if len(known) != 1 or not self.options.settings.any_name:
                     raise
-                return names.pop()
+                return known.pop()
             return name
         resident = [one.about.name for one in await self.models.resident()]
         listed = [about.name for *_, about in await to_thread.run_sync(self.listed)]
