@@ -101,6 +101,7 @@ class Settings(CommonSampling):
     max_models: int = 3
     memory_mib: int | None = None
     grace_s: int = 30
+    page_tools: str | None = None
     slo: str | None = None
     fallbacks: str = ""
     any_name: bool = True
@@ -183,6 +184,9 @@ MEANINGS = {
     "max_models": Meaning("loaded models at once"),
     "memory_mib": Meaning("memory of all loaded models in MiB", "what is free"),
     "grace_s": Meaning("seconds that running requests get when the server stops"),
+    "page_tools": Meaning(
+        "folder in which models that chat on the page may use tools, with approval", page="page.md#tools"
+    ),
     "slo": Meaning("bounds that /metrics counts answers against, such as ttft=2s,tpot=100ms", page="api.md#metrics"),
     "fallbacks": Meaning(
         "names for lists of models, such as smart=qwen3:8b,http://host:8000#qwen3:8b",

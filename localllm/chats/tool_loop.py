@@ -21,8 +21,13 @@ from localllm.tools.builtin import FolderTools
 from localllm.tools.folder import Files, Folder
 
 REFUSED = "The user refused this call."
-REASON = "The user says:"
 STOPPED = "The user stopped before this call."
+
+
+def refusal(reason: str) -> ToolError:
+    """What ToolLoop.ask raises for a refusal with a reason."""
+    return ToolError(f"{REFUSED} The user says: {reason}")
+
 
 # Asks the model once: (whether to continue its partial answer, tool_choice) -> the saved answer, if any.
 AskModel = Callable[[bool, str | None], Awaitable[Message | None]]
@@ -113,10 +118,11 @@ class ToolLoop(ABC):
             return []
         if self._conversation.has_excerpts:
             raise RequestError(
-                "Documents in this chat could trigger tool calls. Use /tools off, or /new for a chat with tools."
+                "Documents in this chat could trigger tool calls. Switch tools off (/tools off), or begin another chat "
+                "for them (/new)."
             )
         if not converses:
-            raise RequestError(f"{model} has no chat template, so it cannot call tools. Use /tools off.")
+            raise RequestError(f"{model} has no chat template, so it cannot call tools. Switch them off (/tools off).")
         return (await in_thread(self.open)).offered()
 
     def offered_already(self) -> list[dict[str, Any]] | None:
@@ -126,8 +132,9 @@ class ToolLoop(ABC):
         return self._toolbox.offered() if self._toolbox else None
 
     def close(self) -> None:
-        """End the servers. Idempotent."""
+        """End the servers; the next `open` starts them again. Idempotent."""
         self._tools.close()
+        self._toolbox = None
 
     async def run(self, ask_model: AskModel, partial: Message | None = None) -> Message | None:
         """Ask the model and run its tool calls, until it makes no more calls or MAX_ROUNDS are reached.

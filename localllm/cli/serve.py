@@ -29,6 +29,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     ] = False,
     allow_hosts: Annotated[str | None, typer.Option(metavar="A,B", help="Other host names of this machine.")] = None,
     origins: Annotated[str | None, typer.Option(metavar="A,B", help="Origins of web pages that may call.")] = None,
+    page_tools: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Let models use tools in this folder, approved on the page.")
+    ] = None,
     keep_alive: Annotated[
         str | None, typer.Option(metavar="T", help="How long idle models stay loaded; -1 is forever (5m).")
     ] = None,
@@ -68,7 +71,13 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 def checked_options(
     flags: "Mapping[str, object]", without_key: bool, environment: "Mapping[str, str]"
 ) -> "ServerOptions":
-    """The server's options. Raises RequestError if others could use the server without a key, unless without_key."""
+    """The server's options. Raises RequestError if others could use the server without a key, unless without_key.
+
+    Tools on the page always need a key there, and a folder.
+    """
+    import os
+
+    from localllm.files import user_path
     from localllm.remote.connection import is_local
     from localllm.server.options import server_options
     from localllm.settings import load_settings
@@ -80,6 +89,14 @@ def checked_options(
             f"{settings.host} can be reached from other machines, but no API key is set. Set LOCALLLM_API_KEY or "
             "--api-key-file, or pass --without-key to let everyone use the models."
         )
+    if settings.page_tools is not None:
+        if not is_local(settings.host) and options.api_key is None:
+            raise RequestError(
+                f"{settings.host} can be reached from other machines, so tools on the page need an API key. Set "
+                "LOCALLLM_API_KEY or --api-key-file, or leave out --page-tools."
+            )
+        if not os.path.isdir(user_path(settings.page_tools)):
+            raise RequestError(f"--page-tools: there is no folder {settings.page_tools}.")
     return options
 
 

@@ -16,7 +16,17 @@ from gguf_io.system import make_folder
 from localllm.errors import SettingsError
 from localllm.files import read_text, write_whole
 from localllm.settings import config_path
+from localllm.text import harmless
 from localllm.tools.action import Action
+
+_QUESTIONS = {
+    "run_command": "Run this command?",
+    "edit_file": "Make this change?",
+    "read_file": "Show this hidden file to the model?",
+    "list_files": "Show this hidden folder to the model?",
+    "search_files": "Search this hidden folder?",
+    "undo": "Undo this change? It was made in another chat.",
+}
 
 
 class Decision(StrEnum):
@@ -65,6 +75,11 @@ class Approvals:
             write_whole(self._file, json.dumps(kept, indent=2).encode())
         except OSError as error:
             raise SettingsError(f"{self._file}: the rule cannot be kept: {error.strerror}.") from error
+
+
+def question_of(action: Action) -> str:
+    """What the user is asked about an action."""
+    return _QUESTIONS.get(action.tool, f"Call {harmless(action.tool)}?")
 
 
 def rule_for(action: Action) -> str | None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from localllm.chats import Message, Role, SessionStore
+from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.chats.test_rendered_answers import HOSTILE
 from tests.localllm.server.conftest import SLOWLY
 from tests.waiting import PATIENCE_S
@@ -362,3 +363,72 @@ def test_the_keyboard_is_enough(slow: Any, open_page: OpenPage, data: Path) -> N
     page.tab.keyboard.press("Escape")
     page.tab.wait_for_selector("#editing", state="hidden")
     assert httpx.get(slow.url + "/health", timeout=PATIENCE_S).status_code == 200
+
+
+NOTE = "eggs\nflour\n"
+EDITOR = {
+    "plain": "There are no tools here.",
+    "0": call("edit_file", path="list.txt", old_text="flour", new_text="sugar <b>and</b> salt"),
+    "1": "The list was looked after.",
+}
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kitchen")
+
+
+@pytest.fixture(scope="module")
+def tooled(browser: Any, start_server: Any, tmp_path_factory: pytest.TempPathFactory, kitchen: Path) -> Iterator[Any]:
+    model = write_scripted_model(tmp_path_factory.mktemp("scripted") / "editor.gguf", EDITOR)
+    with start_server("--model", str(model), "--page-tools", str(kitchen), models=()) as running:
+        yield running
+
+
+def test_a_tool_is_shown_allowed_and_undone(tooled: Any, open_page: OpenPage, kitchen: Path) -> None:
+    file = kitchen / "list.txt"
+    file.write_text(NOTE, encoding="utf-8")
+    page = open_page(tooled)
+    page.tab.click("#tools:has-text('Tools: off')")
+    page.tab.wait_for_selector("#tools[aria-pressed='true']:has-text('Tools: on')")
+    page.send("Mind the list")
+    page.tab.wait_for_selector("#asking:visible #question:has-text('Make this change?')")
+    assert page.tab.locator("#preview .t-gi").all_inner_texts()[0].strip() == "+sugar <b>and</b> salt"
+    assert page.tab.locator("#preview .t-gd").all_inner_texts()[0].strip() == "-flour"
+    page.tab.keyboard.press("Enter")  # meant for the prompt: it approves nothing
+    page.tab.reload()  # the question is still there
+    page.tab.wait_for_selector("#choices button:text-is('Always allow in this folder: edit_file *.txt')")
+    assert file.read_text(encoding="utf-8") == NOTE
+    page.tab.click("#choices button:text-is('Allow once')")
+    page.tab.wait_for_selector(".assistant .body:has-text('The list was looked after.')")
+    assert page.tab.locator("#asking").is_hidden() and "sugar" in file.read_text(encoding="utf-8")
+    page.tab.click("button[aria-label='Undo the last change of a file']")
+    page.tab.wait_for_selector("dialog[open]:has-text('The change is undone')")
+    assert file.read_text(encoding="utf-8") == NOTE
+    page.tab.click("dialog[open] button:text-is('Close')")
+
+
+def test_a_tool_is_refused_with_a_reason_and_stopped(tooled: Any, open_page: OpenPage, kitchen: Path) -> None:
+    file = kitchen / "list.txt"
+    file.write_text(NOTE, encoding="utf-8")
+    page = open_page(tooled, viewport={"width": 390, "height": 844})
+    page.tab.click("#tools")
+    page.send("Mind the list")
+    page.tab.wait_for_selector("#asking:visible")
+    assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.tab.fill("#reason", "Flour is needed.")
+    page.tab.keyboard.press("Enter")
+    page.tab.wait_for_selector(".tool summary:has-text('The user says: Flour is needed.')")
+    page.answered(2)
+    page.tab.click(".assistant button:text-is('Regenerate') >> nth=0")
+    page.tab.wait_for_selector("#asking:visible")
+    page.tab.click("#stop")
+    page.tab.wait_for_selector(".tool summary:has-text('The user stopped before this call.')")
+    assert file.read_text(encoding="utf-8") == NOTE and page.tab.locator("#asking").is_hidden()
+
+
+def test_a_server_without_tools_shows_no_switch(slow: Any, open_page: OpenPage) -> None:
+    page = open_page(slow)
+    page.tab.wait_for_selector("#model:has-text('stories'), #model:has-text('builtin')")
+    page.tab.wait_for_timeout(200)
+    assert page.tab.locator("#tools").is_hidden()

@@ -15,21 +15,11 @@ from textual.widgets.option_list import Option
 
 from localllm.text import counted, harmless
 from localllm.tools.action import Action
-from localllm.tools.approvals import Decision, rule_for
+from localllm.tools.approvals import Decision, question_of, rule_for
 from tui.status import MUTED
 from tui.widgets.frame import KeyBar, preview
 
 POLL_S = 0.1
-_QUESTIONS = {
-    "run_command": "Run this command?",
-    "edit_file": "Make this change?",
-    "read_file": "Show this hidden file to the model?",
-    "list_files": "Show this hidden folder to the model?",
-    "search_files": "Search this hidden folder?",
-    "undo": "Undo this change? It was made in another chat.",
-}
-
-
 _WITH_REASON = "reason"
 
 
@@ -62,7 +52,7 @@ class ApprovalScreen(ModalScreen[tuple[Decision, str]]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel approval"):
-            question = _QUESTIONS.get(self._action.tool, f"Call {harmless(self._action.tool)}?")
+            question = question_of(self._action)
             hint = f"  {counted(len(self._action.preview.splitlines()), 'line')} · ↓ and Enter choose"
             yield Static(Content.assemble(question, (hint, MUTED)), classes="heading")
             yield self._preview

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Message
-from localllm.chats.tool_loop import REASON, REFUSED, ToolLoop
+from localllm.chats.tool_loop import ToolLoop, refusal
 from localllm.errors import LocalLLMError
 from localllm.text import shortened
-from localllm.tools.action import MAX_ROUNDS, Action, ToolError
+from localllm.tools.action import MAX_ROUNDS, Action
 from localllm.tools.approvals import Decision
 from tui.screens.approval import ApprovalScreen
 from tui.screens.chat_view import ChatView
@@ -48,7 +48,7 @@ class ChatTools(ToolLoop):
         finally:
             chat.asking = False
         if reason:
-            raise ToolError(f"{REFUSED} {REASON} {reason}")
+            raise refusal(reason)
         return decision
 
     async def run_command(self, command: str) -> str | None:

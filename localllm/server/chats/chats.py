@@ -13,19 +13,24 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from anyio import to_thread
 
 from localllm.answer.event import AnswerEvent, AnswerStream
+from localllm.answer.tool_calls import ToolCall
+from localllm.background import in_thread
 from localllm.chats import Message, SessionStore
 from localllm.chats.conversation import Conversation
 from localllm.chats.database import SessionError
 from localllm.chats.ending import note_end
 from localllm.chats.parameters import Parameters
+from localllm.chats.tool_loop import ToolLoop, refusal
 from localllm.engine.request import FinishReason, SamplingParams
 from localllm.errors import LocalLLMError
+from localllm.files import user_path
 from localllm.library.names import BUILT_IN
 from localllm.server.chats.markdown import Blocks
 from localllm.server.errors import ApiError, message_of
@@ -34,6 +39,9 @@ from localllm.server.service import Run, Service
 from localllm.server.streams import defect
 from localllm.server.wire import prompt_progress
 from localllm.settings import Settings
+from localllm.text import harmless
+from localllm.tools.action import Action
+from localllm.tools.approvals import Decision, question_of, rule_for
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +61,8 @@ class Running:
     """An answer that is being written, with the calls of tools within it. state: what it is doing, for the page.
 
     message: the one that grows; None before the first. blocks: its content as HTML. stream: None until the model has
-    accepted the request. drawn: set when there is something new to render.
+    accepted the request. news: set when there is something new to render. asking: the question that waits for the
+    user, and where the decision and the reason of a refusal go.
     """
 
     conversation: Conversation
@@ -65,20 +74,100 @@ class Running:
     stream: AnswerStream | None = None
     task: "asyncio.Task[None] | None" = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    asking: "tuple[Action, asyncio.Future[tuple[Decision, str]]] | None" = None
 
     def stop(self) -> None:
         """End the answer; what it has so far is kept."""
         self.stopping.set()
-        if self.stream is not None:
+        if self.asking is not None:
+            self.decide(Decision.REFUSE)
+        elif self.stream is not None:
             self.stream.cancel()
-        elif self.task is not None:
+        elif self.task is not None and (self.message is None or self.message.finish_reason is None):
             self.task.cancel()
+        # Otherwise a tool runs, which `stopping` ends.
+
+    def decide(self, decision: Decision, reason: str = "") -> bool:
+        """The user's decision about the call that waits for it; False if none does."""
+        asking, self.asking = self.asking, None
+        if asking is None or asking[1].done():
+            return False
+        asking[1].set_result((decision, reason))
+        return True
+
+
+class PageTools(ToolLoop):
+    """The tools of one chat on the page. The server's folder and rules are those of the terminal chat there.
+
+    seen: the diff of another chat's change that the user has agreed to undo.
+    """
+
+    def __init__(self, chats: "Chats", conversation: Conversation, folder: Path) -> None:
+        super().__init__(conversation, folder, threading.Event())
+        self._chats = chats
+        self.seen = ""
+        self.unseen = ""  # the diff that an undo needs the user to see first
+
+    def of(self, conversation: Conversation, stopping: threading.Event) -> Self:
+        """These tools for the chat as it is now."""
+        self._conversation, self.stopping = conversation, stopping
+        return self
+
+    async def ask(self, call: ToolCall | None, action: Action) -> Decision:
+        if call is None:
+            self.unseen = harmless(action.preview)
+            return Decision.ONCE if self.seen == self.unseen else Decision.REFUSE
+        running = self._running
+        decided: asyncio.Future[tuple[Decision, str]] = asyncio.get_running_loop().create_future()
+        running.asking = action, decided
+        question = {
+            "phase": "asking",
+            "question": question_of(action),
+            "preview": harmless(action.preview),
+            "changes": action.change is not None,
+            "rule": None if (rule := rule_for(action)) is None else harmless(rule),
+            "folder": str(self.folder.root),
+        }
+        self._chats.tell(running, question)
+        decision, reason = await decided
+        self._chats.tell(running, {"phase": "waiting"})
+        if reason:
+            raise refusal(reason)
+        return decision
+
+    async def show_call(self, call: ToolCall) -> None:
+        """Nothing to show yet."""
+
+    async def show_running(self, call: ToolCall, action: Action) -> None:
+        self._chats.tell(
+            self._running, {"phase": "calling", "tool": call.name, "subject": harmless(action.subject[:200])}
+        )
+
+    async def add_result(self, call: ToolCall, result: str) -> None:
+        message = await self._chats.work(lambda _: self._conversation.add_result(call, result))
+        self._chats.changed(message.session_id)
+
+    async def show_note(self, text: str) -> None:
+        self.show_error(text)
+
+    def show_error(self, text: str) -> None:
+        self._chats.note(self._conversation, text)
+
+    @property
+    def _running(self) -> Running:
+        running = self._chats.running(self._conversation.session_id or 0)
+        assert running is not None
+        return running
 
 
 class Chats:
     """For the event loop. Methods raise SessionError, and ApiError 404 for an unknown chat or message."""
 
     def __init__(self, file: Path, service: Service) -> None:
+        folder = service.options.settings.page_tools
+        self._folder = None if folder is None else user_path(folder)
+        self._tools: dict[int, PageTools] = {}
+        self._notes: dict[int, str] = {}
         self._file = file
         self._service = service
         self._thread = ThreadPoolExecutor(1, "chats")
@@ -157,6 +246,35 @@ class Chats:
         running = self._running[chat] = Running(conversation, namespace)
         running.task = asyncio.create_task(self._answer(chat, running, continues))
 
+    @property
+    def folder(self) -> Path | None:
+        """Where tools may be used; None for nowhere."""
+        return self._folder
+
+    def check_tools(self) -> Path:
+        """The folder for tools. Raises ApiError 403 if there is none."""
+        if self._folder is None:
+            raise ApiError(403, "tools are not allowed here; `localllm serve --page-tools FOLDER` allows them")
+        return self._folder
+
+    def tools(self, conversation: Conversation) -> PageTools:
+        """The tools of a stored chat. Raises ApiError 403 if the page has none."""
+        folder, chat = self.check_tools(), conversation.session_id
+        assert chat is not None
+        if chat not in self._tools:
+            self._tools[chat] = PageTools(self, conversation, folder)
+        return self._tools[chat]
+
+    def note(self, conversation: Conversation, text: str) -> None:
+        """Show the user something that is not part of the chat, until the next answer."""
+        assert conversation.session_id is not None
+        self._notes[conversation.session_id] = text
+        self.changed(conversation.session_id)
+
+    def note_of(self, chat: int) -> str:
+        """What `note` shows; "" for nothing."""
+        return self._notes.get(chat, "")
+
     def changed(self, chat: int) -> None:
         """A chat has changed: pages that show it, or the list, read it again."""
         self._versions[chat] += 1
@@ -204,6 +322,8 @@ class Chats:
         self.leave()
         tasks = [*(running.task for running in self._running.values() if running.task), *self._titles]
         await asyncio.gather(*tasks, return_exceptions=True)
+        for tools in self._tools.values():
+            await in_thread(tools.close)
         if self._store is not None:
             await self.work(SessionStore.close)
             self._store = None
@@ -228,17 +348,36 @@ class Chats:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _answer(self, chat: int, running: Running, continues: bool) -> None:
+        conversation = running.conversation
+        self._notes.pop(chat, None)
+        last: Message | None = None
         try:
-            last = await self._write(running, continues)
+            if self.folder is None or not conversation.parameters.tools:
+                last = await self._write(running, continues)
+            else:
+                tools = self.tools(conversation).of(conversation, running.stopping)
+                await self._close_others(tools)
+                begun = conversation.messages[-1] if continues else None
+                last = await tools.run(partial(self._write, running, tools=tools), begun)
+        except LocalLLMError as error:
+            self.note(conversation, message_of(error))
         finally:
             del self._running[chat]
             self.changed(chat)
-        if last.finish_reason == FinishReason.STOP and not self._closed:
+        if last is not None and last.finish_reason == FinishReason.STOP and not self._closed:
             task = asyncio.create_task(self._make_title(chat, running))
             self._titles.add(task)
             task.add_done_callback(self._titles.discard)
 
-    async def _write(self, running: Running, continues: bool, tool_choice: str | None = None) -> Message:
+    async def _close_others(self, tools: PageTools) -> None:
+        """End the MCP servers of chats to which no answer is being written."""
+        for chat, other in self._tools.items():
+            if other is not tools and chat not in self._running:
+                await in_thread(other.close)
+
+    async def _write(
+        self, running: Running, continues: bool, tool_choice: str | None = None, tools: PageTools | None = None
+    ) -> Message:
         """Have the model answer once, or continue the last answer; returns it, saved."""
         conversation, service = running.conversation, self._service
         last = conversation.messages[-1]
@@ -249,15 +388,19 @@ class Chats:
         self.changed(message.session_id)
         try:
             models, entry = await service.find(conversation.model)
-            sees = "vision" in await to_thread.run_sync(models.capabilities, entry)
-            request = conversation.request(continues, sees, (), tool_choice)
+            able = await to_thread.run_sync(models.capabilities, entry)
+            sees = "vision" in able
+            offered = await tools.offered(conversation.model, "tools" in able) if tools else ()
+            if tools and tools.problems:
+                self.note(conversation, "\n".join(tools.problems))
+            request = conversation.request(continues, sees, offered, tool_choice)
             # A value of the user's counts even if it is our default: the model's own default may be another.
             own, usual = conversation.parameters.sampling(), conversation.defaults.sampling()
             chosen = {name: getattr(own, name) for name in _differing(own, usual)}
             request = replace(request, sampling={**request.sampling, **chosen}, namespace=running.namespace)
 
             def listen(state: LoadState) -> None:
-                self._tell(running, {"phase": "loading", "what": state.phase, "share": round(state.share, 2)})
+                self.tell(running, {"phase": "loading", "what": state.phase, "share": round(state.share, 2)})
 
             async with service.run(conversation.model, [request], listener=listen) as run:
                 message.model = run.lease.name
@@ -315,7 +458,8 @@ class Chats:
                 saved = time.monotonic()
             await asyncio.sleep(min(max(spent / DRAW_SHARE, DRAW_S[0]), DRAW_S[1]))
 
-    def _tell(self, running: Running, state: Row) -> None:
+    def tell(self, running: Running, state: Row) -> None:
+        """Show what an answer is doing."""
         running.state = state
         self._notify()
 

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import AsyncGenerator, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -29,10 +29,12 @@ from localllm.server.chats.schema import (
     AskBody,
     BeginBody,
     ChangeBody,
+    DecisionBody,
     FileBody,
     PlaceBody,
     RenderBody,
     TurnBody,
+    UndoBody,
 )
 from localllm.server.errors import ApiError
 from localllm.server.json_body import ProtocolRoute
@@ -41,6 +43,8 @@ from localllm.server.service import Service, ServiceDep
 from localllm.server.streams import streamed
 from localllm.server.wire import NDJSON, ndjson
 from localllm.settings import sessions_path
+from localllm.text import harmless
+from localllm.tools.approvals import Decision, rule_for
 
 MAX_TEXT_CHARS = 2 * 2**20  # of an attached file
 MAX_LISTED = 1000
@@ -114,7 +118,7 @@ async def list_chats(
 async def begin_chat(body: BeginBody, request: Request, chats: ChatsDep, service: ServiceDep) -> Object:
     """Begin a chat with a prompt, and have the model answer it. Returns the chat's id."""
     conversation = await chats.new(body.model)
-    _set_parameters(conversation, body.parameters)
+    conversation.parameters = _changed(conversation, body.parameters, chats)
     await _ask(conversation, body, (), request, chats, service)
     return {"chat": conversation.session_id}
 
@@ -135,11 +139,14 @@ async def chat_events(chats: ChatsDep, chat: ChatId | None = None) -> Response:
 
 @router.get("/api/chats/options")
 async def chat_options(chats: ChatsDep, model: str = "") -> Object:
-    """The parameters of a chat with their ranges and the model's defaults, and the presets of samplers."""
+    """The parameters of a chat with their ranges and the model's defaults, the presets of samplers, and where tools
+    may be used.
+    """
     defaults = await chats.defaults(model)
     return {
         "parameters": [_parameter(name, defaults) for name in NAMES if name not in _ELSEWHERE],
         "presets": PRESETS,
+        "tools": None if chats.folder is None else str(chats.folder),
     }
 
 
@@ -163,6 +170,7 @@ async def show_chat(chat: ChatId, chats: ChatsDep) -> Object:
     return shown | {
         "parameters": {name: now.text(name) for name in changed},
         "state": running.state if running else None,
+        "note": chats.note_of(chat),
     }
 
 
@@ -173,7 +181,7 @@ async def change_chat(chat: ChatId, body: ChangeBody, chats: ChatsDep) -> Object
     if body.model is not None and body.model != conversation.model:
         own = await chats.defaults(body.model)
         conversation.set_defaults(own)
-    parameters = _changed(conversation, body.parameters)
+    parameters = _changed(conversation, body.parameters, chats)
     tags = None if body.tags is None else {tag_of(tag) for tag in body.tags}
 
     def change(store: SessionStore) -> None:
@@ -235,6 +243,30 @@ async def stop_answer(chat: ChatId, chats: ChatsDep) -> Object:
     if running is not None:
         running.stop()
     return {"stopped": running is not None}
+
+
+@router.post("/api/chats/{chat}/decision")
+async def decide_call(chat: ChatId, body: DecisionBody, chats: ChatsDep) -> Object:
+    """Allow or refuse the tool call that waits for it. What is allowed is what was shown."""
+    running = chats.running(chat)
+    waiting = None if running is None or running.asking is None else running.asking[0]
+    if running is None or waiting is None or harmless(waiting.preview) != body.preview:
+        raise ApiError(409, "this call does not wait for a decision any more")
+    if body.decision in (Decision.CHAT, Decision.ALWAYS) and rule_for(waiting) is None:
+        raise ApiError(400, "this call can only be allowed once")
+    running.decide(body.decision, body.reason.strip() if body.decision is Decision.REFUSE else "")
+    return {"chat": chat}
+
+
+@router.post("/api/chats/{chat}/undo")
+async def undo_change(chat: ChatId, body: UndoBody, chats: ChatsDep) -> Object:
+    """Undo the newest change of a file by tools. Another chat's change is shown first, as `ask`: send it as `seen`."""
+    async with chats.one_change:
+        chats.check_idle(chat)
+        tools = chats.tools(await chats.open(chat))
+        tools.seen, tools.unseen = body.seen, ""
+        undone = await tools.undo()
+    return {"undone": undone, "ask": "" if undone else tools.unseen}
 
 
 @router.post("/api/chats/{chat}/turn")
@@ -342,21 +374,19 @@ def _take_over(conversation: Conversation, message: Message) -> None:
             conversation.messages[place] = message
 
 
-def _changed(conversation: Conversation, values: MutableMapping[str, str]) -> Parameters:
-    """A chat's parameters with some of them changed. Raises RequestError."""
+def _changed(conversation: Conversation, values: Mapping[str, str], chats: Chats) -> Parameters:
+    """A chat's parameters with some of them changed. Raises RequestError, and ApiError 403 for tools."""
     parameters = conversation.parameters
     for name, text in values.items():
-        if name in _ELSEWHERE:
+        if name == "tools":
+            chats.check_tools()
+        elif name in _ELSEWHERE:
             raise RequestError(f"{name} cannot be changed by a request.")
         parameters = parameters.with_text(name, text, conversation.defaults)
     return parameters
 
 
-def _set_parameters(conversation: Conversation, values: MutableMapping[str, str]) -> None:
-    conversation.parameters = _changed(conversation, values)
-
-
-# Folders and tools of the machine that serves.
+# Of the machine that serves: what the settings do not show.
 _ELSEWHERE = ("folder", "tools", "rivals")
 
 

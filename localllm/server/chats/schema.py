@@ -7,6 +7,9 @@ from pydantic import Field
 from localllm.chats.parameters import NAMES
 from localllm.server.bodies import Body
 from localllm.server.limits import MAX_BODY_BYTES, MAX_FILES, MAX_INT, MAX_NAME_CHARS
+from localllm.tools.approvals import Decision
+
+MAX_REASON_CHARS = 4000
 
 Identity = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Text = Annotated[str, Field(max_length=MAX_BODY_BYTES)]
@@ -58,6 +61,23 @@ class PlaceBody(Body):
     """A message of the chat."""
 
     message: Identity
+
+
+class DecisionBody(Body):
+    """The user's decision about the call that waits for it. reason: of a refusal, for the model.
+
+    preview: what was shown, so that nothing else is allowed.
+    """
+
+    decision: Decision
+    preview: Text
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS)] = ""
+
+
+class UndoBody(Body):
+    """seen: the diff that the user has agreed to, of a change that another chat has made."""
+
+    seen: Text = ""
 
 
 class TurnBody(PlaceBody):

@@ -185,6 +185,7 @@ function openChat(id) {
   setFiles([]);
   $("prompt").value = sessionStorage.getItem(draftName()) ?? "";
   $("title").textContent = "New chat";
+  $("note").hidden = true;
   document.title = "localllm";
   $("welcome").hidden = Boolean(id);
   showState(null);
@@ -215,7 +216,7 @@ async function readChat() {
   $("title").textContent = found.title;
   document.title = `${found.title} – localllm`;
   $("welcome").hidden = found.messages.length > 0;
-  found.unsaved ? tell("unsaved", found.unsaved) : ($("unsaved").hidden = true);
+  for (const id of ["unsaved", "note"]) found[id] ? tell(id, found[id]) : ($(id).hidden = true);
   const stays = atEnd();
   showMessages(found);
   showModel();
@@ -227,9 +228,12 @@ async function readChat() {
 function showMessages(found) {
   const log = $("log");
   const kept = new Set();
+  const change = found.messages.findLast((message) => message.role === "tool" && message.content.startsWith(CHANGED));
   let before = null;
   for (const [place, message] of found.messages.entries()) {
     const last = place === found.messages.length - 1;
+    message.undoes = message === change;
+    message.goesOn = last && (message.role === "tool" || (message.role === "assistant" && message.calls.length > 0 && found.parameters.tools === "on"));
     const running = last && Boolean(found.state) && message.role === "assistant";
     const described = JSON.stringify([message, last, running, Boolean(found.state)]);
     let known = articles.get(message.id);
@@ -262,9 +266,10 @@ function article(message, last, running, busy) {
   if (message.role === "user") {
     body.textContent = message.content;
   } else if (message.role === "tool") {
-    const text = element("div");
-    text.textContent = message.content;
-    body.append(element("details", {}, element("summary", {}, firstLine(message.content)), text));
+    const changed = message.content.startsWith(CHANGED) && message.calls[0]?.name === "edit_file";
+    const text = changed ? diff(element("div", { className: "diff" }), message.content.slice(CHANGED.length)) : element("div");
+    if (!changed) text.textContent = message.content;
+    body.append(element("details", { open: changed }, element("summary", {}, firstLine(message.content)), text));
   } else {
     blocks = message.html.map(blockOf);
     body.append(...blocks);
@@ -338,11 +343,19 @@ function actions(message, last, busy) {
     const again = button("Regenerate", attempt(() => json(`/api/chats/${chat}/answers`, { body: { message: message.id } })));
     again.disabled = busy;
     row.append(again);
-    if (last && message.finish_reason !== "stop") {
-      const more = button("Continue", attempt(() => json(`/api/chats/${chat}/answers`, { body: { continues: true } })));
-      more.disabled = busy;
-      row.append(more);
-    }
+  }
+  if (message.goesOn || (message.role === "assistant" && last && message.finish_reason !== "stop")) {
+    const body = { continues: message.role === "assistant" };
+    const more = button("Continue", attempt(() => json(`/api/chats/${chat}/answers`, { body })));
+    more.disabled = busy;
+    row.append(more);
+  }
+  if (message.undoes && toolFolder) {
+    const undo = button("Undo", attempt(() => undoChange("")), "Undo the last change of a file");
+    undo.disabled = busy;
+    row.append(undo);
+  }
+  if (message.role === "assistant") {
     row.append(button("Branch", attempt(async () => {
       openChat((await json(`/api/chats/${chat}/fork`, { body: { message: message.id } })).chat);
       toast("This is a copy of the chat up to that answer.");
@@ -357,6 +370,81 @@ function figures(stats) {
   const speed = stats.speed ? `${stats.speed.toFixed(1)} tok/s` : "";
   const cached = stats.cached ? `${stats.cached} of ${stats.prompt} prompt tokens cached` : `${stats.prompt} prompt tokens`;
   return [`${stats.generated} tokens`, speed, `first after ${(stats.ttft_s ?? 0).toFixed(2)} s`, cached].filter(Boolean).join(" · ");
+}
+
+// ---- Tools
+
+const CHANGED = "Changed:\n"; // begins the result of a call that has changed a file
+let toolFolder = null; // in which tools may be used
+
+function diff(place, text) {
+  place.replaceChildren(...text.split("\n").map((line) => {
+    const kind = /^(---|\+\+\+|@@)/.test(line) ? "t-gh" : line.startsWith("+") ? "t-gi" : line.startsWith("-") ? "t-gd" : "";
+    return element("span", { className: kind }, `${line}\n`);
+  }));
+  return place;
+}
+
+function showTools() {
+  const on = (shown ? shown.parameters.tools : parameters.tools) === "on";
+  $("tools").hidden = !toolFolder;
+  $("tools").textContent = `Tools: ${on ? "on" : "off"}`;
+  $("tools").title = toolFolder ? `Files and commands in ${toolFolder}` : "";
+  $("tools").setAttribute("aria-pressed", on);
+}
+$("tools").addEventListener("click", attempt(async () => {
+  const tools = $("tools").getAttribute("aria-pressed") === "true" ? "off" : "on";
+  if (chat) await json(`/api/chats/${chat}`, { body: { parameters: { tools } } });
+  else parameters.tools = tools;
+  showTools();
+}));
+
+let asked = ""; // what is shown, so that it is not drawn again while its reason is typed
+function showQuestion(state) {
+  const asking = state?.phase === "asking";
+  $("asking").hidden = !asking;
+  const now = asking ? JSON.stringify(state) : "";
+  if (now === asked) return;
+  asked = now;
+  $("reason").value = "";
+  if (!asking) return;
+  $("question").textContent = state.question;
+  $("where").textContent = `In ${state.folder}`;
+  state.changes ? diff($("preview"), state.preview) : ($("preview").textContent = state.preview);
+  $("preview").scrollTop = 0;
+  const allow = (text, decision) => button(text, () => decide(decision));
+  $("choices").replaceChildren(allow("Allow once", "once"));
+  if (state.rule !== null) {
+    $("choices").append(allow(`Allow in this chat: ${state.rule}`, "chat"), allow(`Always allow in this folder: ${state.rule}`, "always"));
+  }
+  $("spoken").textContent = `The model asks: ${state.question}`;
+}
+
+const decide = attempt(async (decision) => {
+  const { preview } = JSON.parse(asked);
+  await json(`/api/chats/${chat}/decision`, { body: { decision, preview, reason: $("reason").value } });
+  $("prompt").focus();
+});
+$("refuse").addEventListener("submit", (event) => {
+  event.preventDefault();
+  decide("refuse");
+});
+
+async function undoChange(seen) {
+  const { undone, ask } = await json(`/api/chats/${chat}/undo`, { body: { seen } });
+  if (undone) return showDiff("The change is undone", undone);
+  if (ask) showDiff("Undo this change of another chat?", ask, attempt(() => undoChange(ask)));
+}
+
+function showDiff(title, text, undo) {
+  const place = diff(element("div", { className: "diff", tabIndex: 0 }), text);
+  const dialog = element("dialog", {}, element("h2", { id: "diff-title" }, title), place);
+  dialog.setAttribute("aria-labelledby", "diff-title");
+  const close = button(undo ? "Cancel" : "Close", () => dialog.close());
+  dialog.append(element("div", { className: "row" }, ...(undo ? [button("Undo", () => (dialog.close(), undo()))] : []), close));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
 }
 
 // ---- The answer as it is written
@@ -385,6 +473,8 @@ function showState(state) {
   $("send").hidden = Boolean(state);
   $("stop").hidden = !state;
   $("status").textContent = state ? stateText(state) : "";
+  showQuestion(state);
+  showTools();
 }
 
 function stateText(state) {
@@ -397,6 +487,10 @@ function stateText(state) {
       return `Reading the prompt: ${state.completed} of ${state.total} tokens, ${percent(state.completed / Math.max(state.total, 1))}`;
     case "writing":
       return `Writing · ${state.generated} tokens · ${state.speed.toFixed(1)} tok/s · ${state.cached} of ${state.prompt} prompt tokens cached`;
+    case "asking":
+      return "Waiting for your decision";
+    case "calling":
+      return `Calling ${state.tool} ${state.subject}`;
     default:
       return "Waiting …";
   }
@@ -629,7 +723,7 @@ $("settings-form").addEventListener("submit", async (event) => {
   const given = Object.fromEntries(options.parameters.map(({ name }) => [name, $(`p-${name}`).value.trim() || "default"]));
   try {
     if (chat) await json(`/api/chats/${chat}`, { body: { parameters: given } });
-    else parameters = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== "default"));
+    else parameters = { ...(parameters.tools && { tools: parameters.tools }), ...Object.fromEntries(Object.entries(given).filter(([, value]) => value !== "default")) };
     $("settings-dialog").close();
   } catch (error) {
     $("settings-error").textContent = error instanceof Refused ? error.message : "The server cannot be reached.";
@@ -761,8 +855,10 @@ const begin = attempt(async () => {
   if (!able.some((row) => row.name === model)) model = (able.find((row) => row.loaded) ?? able[0])?.name ?? "";
   showModel();
   showList();
-  if (begun) return refollow();
+  if (begun) refollow();
   begun = true;
+  toolFolder = (await json("/api/chats/options")).tools;
+  showTools();
 });
 $("prompt").value = sessionStorage.getItem(draftName()) ?? "";
 $("welcome").hidden = Boolean(chat);
