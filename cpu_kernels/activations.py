@@ -218,13 +218,21 @@ def more_rows_to_pack(op: int, step: int, thread: int, threads: int) -> tuple[in
     return first * width, min(rows, last * width)
 
 
+@inner
+def limit_values(x: int, limits: int, n: int, out: int) -> None:
+    """out = x between two limits, whose address is given; n is a multiple of 16 or x and out are padded to one."""
+    low, high = splat_f32(get_f32(limits)), splat_f32(get_f32(limits + 4))
+    for i in range(0, n, 16):
+        store_f32(out + i * 4, min_f32(high, max_f32(low, load_f32(x + i * 4))))
+
+
 def _norm_pack_samples() -> Iterator[Sample]:
     for rows, width in ((1, 1), (5, 4)):
         s = Sample(rows=rows, width=width)
         s.step({Step.WANTED: s.array(range(rows)[::-1], np.int32)})
-        for weight, gather in ((s.normal(256), 0), (0, 1)):
+        for weight, gather, limits in ((s.normal(256), 0, 0), (0, 1, 0), (0, 0, s.array([-0.5, 0.7]))):
             x, epsilon = s.normal(rows, 256), s.array([1e-5])
-            yield s.arguments(x, 1024, weight, 256, ALL_FORMS, s.activations(256), epsilon, gather)
+            yield s.arguments(x, 1024, weight, 256, ALL_FORMS, s.activations(256), epsilon, gather, limits)
 
 
 class NormPack(Arguments):
@@ -238,6 +246,7 @@ class NormPack(Arguments):
     packed: int  # descriptors of packed activations
     epsilon: int  # address of a float
     wanted: int = 0  # 1 to pack only rows with requested logits
+    limits: int = 0  # address of the least and the greatest value to pack, or 0
 
 
 _PACK = indices_of(NormPack)
@@ -261,6 +270,9 @@ def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
             source = argument(op, _PACK.x) + index * argument(op, _PACK.stride)
             if weight != 0:
                 norm_row(source, weight, k, padded, epsilon, out)
+                source = out
+            if argument(op, _PACK.limits) != 0:
+                limit_values(source, argument(op, _PACK.limits), padded, out)
                 source = out
             pack_row(source, 0, k, k, argument(op, _PACK.forms), width, row, act)
         first, last = more_rows_to_pack(op, step, thread, threads)
@@ -368,7 +380,8 @@ def _gate_pack_samples() -> Iterator[Sample]:
         gate, up = s.array(4 * s.random.standard_normal((rows, 256))), s.normal(rows, 256)
         if kind == XIELU_ALONE:
             up = s.array([0.7, 0.9, 0.5, -1e-6])
-        yield s.arguments(gate, up, 1024, 256, ALL_FORMS, s.activations(256), kind)
+        limits = s.array([-0.5, 0.7]) if kind == GATE_GELU else 0
+        yield s.arguments(gate, up, 1024, 256, ALL_FORMS, s.activations(256), kind, 0, limits)
 
 
 class GatePack(Arguments):
@@ -382,6 +395,7 @@ class GatePack(Arguments):
     packed: int  # descriptors of packed activations
     kind: int  # GATE_SILU and so on
     up_stride: int = 0  # bytes from row to row of up; 0 for the stride of gates
+    limits: int = 0  # address of the least and the greatest value to pack, or 0
 
 
 _GATE = indices_of(GatePack)
@@ -395,7 +409,7 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
     k = argument(op, _GATE.k)
     stride = argument(op, _GATE.stride)
     act = argument(op, _GATE.packed)
-    kind, up = argument(op, _GATE.kind), argument(op, _GATE.up)
+    kind, up, limits = argument(op, _GATE.kind), argument(op, _GATE.up), argument(op, _GATE.limits)
     moves = kind != XIELU_ALONE
     out = scratch(step, thread)
     if rows == 1:
@@ -405,6 +419,8 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
             begin, end = first * 256, min(k, last * 256)
             if begin < end:
                 gate_values(kind, argument(op, _GATE.gate) + begin * 4, up + begin * 4 * moves, out, end - begin)
+                if limits != 0:
+                    limit_values(out, limits, end - begin, out)
                 pack_row(out, begin, end, k, argument(op, _GATE.forms), width, 0, act)
             first, last = next_share(op, step, blocks, thread, threads)
         return
@@ -415,6 +431,8 @@ def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
             gate = argument(op, _GATE.gate) + row * stride
             other = up + row * (argument(op, _GATE.up_stride) or stride) * moves
             gate_values(kind, gate, other, out, k)
+            if limits != 0:
+                limit_values(out, limits, k, out)
             pack_row(out, 0, k, k, argument(op, _GATE.forms), width, row, act)
         first, last = next_share(op, step, tiles, thread, threads)
 
@@ -446,6 +464,35 @@ def activate(op: int, step: int, thread: int, threads: int) -> None:
         for row in range(rows):
             y = argument(op, _ACTIVATE.y) + row * argument(op, _ACTIVATE.stride) + first * 64
             gate_values(argument(op, _ACTIVATE.kind), y, y, y, (last - first) * 16)
+        first, last = next_share(op, step, vectors, thread, threads)
+
+
+def _limit_rows_samples() -> Iterator[Sample]:
+    s = Sample(rows=3)
+    yield s.arguments(s.normal(3, 48), 192, 40, s.array([-0.5, 0.7]))
+
+
+class LimitRows(Arguments):
+    """Arguments of limit_rows."""
+
+    y: int  # rows of floats, changed in place
+    stride: int  # bytes from row to row
+    count: int  # values of a row
+    limits: int  # address of the least and the greatest value
+
+
+_LIMITS = indices_of(LimitRows)
+
+
+@kernel(LimitRows, _limit_rows_samples)
+def limit_rows(op: int, step: int, thread: int, threads: int) -> None:
+    """y between two limits."""
+    vectors = (argument(op, _LIMITS.count) + 15) // 16
+    first, last = first_share(op, step, vectors, thread, threads)
+    while first >= 0:
+        for row in range(stage_rows(op, step)):
+            y = argument(op, _LIMITS.y) + row * argument(op, _LIMITS.stride) + first * 64
+            limit_values(y, argument(op, _LIMITS.limits), (last - first) * 16, y)
         first, last = next_share(op, step, vectors, thread, threads)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cpu_kernels.activations import NormPack, more_rows_to_pack, norm_row, pack_row, rows_to_pack
+from cpu_kernels.activations import NormPack, limit_values, more_rows_to_pack, norm_row, pack_row, rows_to_pack
 from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import kernel
@@ -45,8 +45,8 @@ def _layer_norm_samples() -> Iterator[Sample]:
     for k, bias in ((80, True), (64, False)):
         s = Sample(rows=3, width=2)
         x, weight, epsilon = s.normal(3, 96), s.normal(96), s.array([1e-3])
-        biases = s.normal(96) if bias else 0
-        yield s.arguments(x, 384, weight, k, int(Form.FLOATS), s.activations(96), epsilon, 0, biases)
+        biases, limits = (s.normal(96), 0) if bias else (0, s.array([-0.5, 0.7]))
+        yield s.arguments(x, 384, weight, k, int(Form.FLOATS), s.activations(96), epsilon, 0, limits, biases)
 
 
 class LayerNormPack(NormPack):
@@ -71,6 +71,8 @@ def layer_norm_pack(op: int, step: int, thread: int, threads: int) -> None:
             index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, _LAYER.wanted) != 0 else row
             source = argument(op, _LAYER.x) + index * argument(op, _LAYER.stride)
             _layer_norm_row(source, argument(op, _LAYER.weight), argument(op, _LAYER.bias), k, epsilon, out)
+            if argument(op, _LAYER.limits) != 0:
+                limit_values(out, argument(op, _LAYER.limits), k, out)
             pack_row(out, 0, k, k, argument(op, _LAYER.forms), width, row, act)
         first, last = more_rows_to_pack(op, step, thread, threads)
 

@@ -184,15 +184,7 @@ class Recording:
 
     def pack(self, rows: Place, *matrices: Matrix, weight: int = 0) -> None:
         """Pack rows for these matrices, normalised by RMSNorm with the weights at an address unless it is 0."""
-        arguments = NormPack(
-            x=rows.address,
-            stride=rows.stride,
-            weight=weight,
-            k=matrices[0].k,
-            forms=forms(*matrices),
-            packed=self.packed,
-            epsilon=self._epsilon_of(rows),
-        )
+        arguments = pack_arguments(rows, weight, self._epsilon_of(rows), self.packed, *matrices)
         self.add(activations.norm_pack, arguments, barrier=Barrier.MANY_ROWS)
 
     def _epsilon_of(self, rows: Place) -> int:
@@ -490,6 +482,20 @@ def forms(*matrices: Matrix) -> Form:
     for matrix in matrices:
         together |= matrix.format.form
     return together
+
+
+def pack_arguments(rows: Place, weight: int, epsilon: int, packed: int, *matrices: Matrix, limits: int = 0) -> NormPack:
+    """The arguments of Recording.pack."""
+    return NormPack(
+        x=rows.address,
+        stride=rows.stride,
+        weight=weight,
+        k=matrices[0].k,
+        forms=forms(*matrices),
+        packed=packed,
+        epsilon=epsilon,
+        limits=limits,
+    )
 
 
 def product_arguments(

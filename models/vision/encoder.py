@@ -27,9 +27,12 @@ from models.weights import WeightLoader
 FAMILIES: Mapping[str, tuple[str, str]] = {
     "gemma3": ("gemma3", "Gemma3"),
     "gemma4uv": ("gemma4uv", "Gemma4Unified"),
+    "gemma4v": ("gemma4v", "Gemma4"),
     "idefics3": ("idefics3", "Idefics3"),
     "internvl": ("internvl", "InternVL"),
+    "lfm2": ("lfm2", "Lfm2"),
     "mlp": ("llava", "Llava"),
+    "pixtral": ("pixtral", "Pixtral"),
     "qwen2vl_merger": ("qwen", "Qwen"),
     "qwen2.5vl_merger": ("qwen", "Qwen"),
     "qwen3vl_merger": ("qwen", "Qwen"),

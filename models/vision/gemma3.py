@@ -51,7 +51,7 @@ class Gemma3(Family):
         source, target = recording.rows(config.width), recording.rows(self.width)
         weight = recording.vector("mm.soft_emb_norm.weight", config.width)
         with recording.part() as part:
-            recording.rms_pack(source.place, weight, config.epsilon, matrix)
+            recording.pack(source.place, matrix, weight=weight, epsilon=config.epsilon)
             recording.product(matrix, target)
         self._project = RowStage(part, source, config.width, target, self.width, 2.0 * config.width * self.width)
 

@@ -40,7 +40,7 @@ class Gemma4Unified(Family):
         self.picture_bytes = 4 * MOST_TOKENS * (self._pixels + self.width)
 
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
-        return filled_layout(source, budget, self._patch, self._positions, sees_all=True)
+        return filled_layout(source, budget, self._patch, self._positions * self._patch, sees_all=True)
 
     def record(self, loader: WeightLoader, recording: VisionRecording) -> None:
         config = self.config
@@ -54,7 +54,8 @@ class Gemma4Unified(Family):
             recording.product(dense, self._x, addend=recording.bias("v.patch_embd.bias", config.width))
             recording.layer_norm(self._x, "v.patch_norm.2", config.width, TORCH_EPSILON)
             recording.layer_norm(self._x, "v.patch_norm.3", config.width, TORCH_EPSILON, plus=self._places)
-            recording.rms_pack(self._x.place, recording.ones(config.width), config.epsilon, projection)
+            weight = recording.ones(config.width)
+            recording.pack(self._x.place, projection, weight=weight, epsilon=config.epsilon)
             recording.product(projection, self._out)
 
     def work(self, layout: ImageLayout) -> float:
@@ -76,13 +77,13 @@ class Gemma4Unified(Family):
         return [found]
 
 
-def filled_layout(source: Size, budget: Budget, unit: int, positions: int, *, sees_all: bool) -> ImageLayout:
-    """The layout of a picture that fills Gemma 4's budget. unit: pixels along a row's side. positions: see below."""
+def filled_layout(source: Size, budget: Budget, unit: int, longest: int, *, sees_all: bool) -> ImageLayout:
+    """The layout of a picture that fills Gemma 4's budget. unit: pixels along a row's side. longest: of the picture."""
     most = budget.most_tokens or max(USUAL_TOKENS, budget.least_tokens or 0)
     if most > MOST_TOKENS:
         raise PictureSizeError(f"This model's pictures have at most {MOST_TOKENS:,} tokens, not {most:,}.")
     size = filled_size(source, unit, most)
-    if max(size) > positions * unit:
+    if max(size) > longest:
         raise PictureSizeError(
             f"A picture of {source[0]:,} x {source[1]:,} pixels is too thin for this model. Cut it into parts."
         )

@@ -14,7 +14,7 @@ from models.vision.family import Family, Passes, Rows
 from models.vision.layout import Budget, ImageLayout, PictureSizeError, Run, Size, rounded_size
 from models.vision.pixels import BICUBIC, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording
-from models.vision.stages import matrix_outputs, record_mlp, record_norm, record_patches
+from models.vision.stages import matrix_outputs, needed_norm, record_mlp, record_norm, record_patches
 from models.vision.tower import Style, Tower, halves_order, heads_of, rotation
 from models.weights import WeightLoader
 
@@ -77,10 +77,7 @@ class Qwen(Family):
             self._table = loader.values(_POSITIONS, self._across**2, config.width)
         self._first = record_norm(recording, "v.pre_ln", config, rms=self._rms)
         self._tower.record(recording)
-        last = record_norm(recording, "v.post_ln", config, rms=self._rms)
-        if last is None:
-            loader.refuse_missing("v.post_ln.weight")
-        self._last = last
+        self._last = needed_norm(recording, "v.post_ln", config, rms=self._rms)
         self._merge = record_mlp(loader, recording, _MERGER, inputs)
         self._deepstack = {}
         for layer in self._deep:

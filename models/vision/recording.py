@@ -1,6 +1,6 @@
 """Records the operations of image encoders, which are run part by part on a few hundred rows at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import activations, norms, sums
-from cpu_kernels.activations import GatePack, NormPack
-from cpu_kernels.norms import AddNorm, LayerNormPack, NormRows
+from cpu_kernels.activations import GatePack, LimitRows
+from cpu_kernels.norms import AddNorm, LayerNormPack, NormHeads, NormRows
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Barrier
 from cpu_kernels.sums import AddRows
 from models.errors import UnsupportedModelError
-from models.recording import NOTHING, Place, Rows, forms, packed_activations, product_arguments
+from models.recording import NOTHING, Place, Rows, forms, pack_arguments, packed_activations, product_arguments
+from models.sizes.attention import Heads
 from models.weights import Matrix, WeightLoader, padded
 
 _MOST_ROWS, _LEAST_ROWS = 512, 64
@@ -77,13 +78,36 @@ class VisionRecording:
         arguments = product_arguments(matrix, out.place, self._packed, addend, private=False)
         self.builder.add(matrix.format.matmul, arguments, barrier=Barrier.ALWAYS if last else Barrier.NEVER)
 
-    def pack(self, rows: Place, *matrices: Matrix) -> None:
-        """Pack rows for these matrices as they are."""
-        self._norm_pack(rows, 0, 0.0, matrices)
+    def multiply(self, pack: Callable[..., None], *products: tuple[str, Matrix, Rows, Place]) -> None:
+        """Record the products of matrices with the same rows, within the limits that the file states for them.
 
-    def rms_pack(self, rows: Place, weight: int, epsilon: float, *matrices: Matrix) -> None:
-        """Pack rows for these matrices, normalised by RMSNorm. weight: an address."""
-        self._norm_pack(rows, weight, epsilon, matrices)
+        pack: packs the rows for matrices, within `limits` (an address, or 0). products: the tensor's name without
+        .weight, the matrix, where its product goes, and its bias.
+        """
+        limited = any(self.loader.has(f"{name}.input_max") for name, *_ in products)
+        for some in [[one] for one in products] if limited else [products]:
+            pack(*(matrix for _, matrix, _, _ in some), limits=self.limits(some[0][0], "input"))
+            for number, (_, matrix, out, bias) in enumerate(some, 1):
+                self.product(matrix, out, addend=bias, last=number == len(some))
+        for name, _, out, _ in products:
+            if limits := self.limits(name, "output"):
+                arguments = LimitRows(y=out.address, stride=out.stride, count=out.width, limits=limits)
+                self.builder.add(activations.limit_rows, arguments)
+
+    def limits(self, name: str, side: str) -> int:
+        """Address of the least and the greatest value of a matrix's "input" or "output", 0 if the file has none.
+
+        Source: Gemma4ClippableLinear in transformers.
+        """
+        if not self.loader.has(f"{name}.{side}_max"):
+            return 0
+        ends = [self.loader.values(f"{name}.{side}_{end}", 1) for end in ("min", "max")]
+        return self.builder.array(np.concatenate(ends))
+
+    def pack(self, rows: Place, *matrices: Matrix, weight: int = 0, epsilon: float = 0.0, limits: int = 0) -> None:
+        """Pack rows for these matrices, normalised by RMSNorm with the weights at an address unless it is 0."""
+        arguments = pack_arguments(rows, weight, self.builder.scalar(epsilon), self._packed, *matrices, limits=limits)
+        self.builder.add(activations.norm_pack, arguments)
 
     def ones(self, size: int) -> int:
         """Address of the weights of a norm that has none."""
@@ -91,19 +115,7 @@ class VisionRecording:
         values[:size] = 1
         return self.builder.array(values)
 
-    def _norm_pack(self, rows: Place, weight: int, epsilon: float, matrices: tuple[Matrix, ...]) -> None:
-        arguments = NormPack(
-            x=rows.address,
-            stride=rows.stride,
-            weight=weight,
-            k=matrices[0].k,
-            forms=forms(*matrices),
-            packed=self._packed,
-            epsilon=self.builder.scalar(epsilon),
-        )
-        self.builder.add(activations.norm_pack, arguments)
-
-    def layer_norm_pack(self, rows: Place, norm: str, epsilon: float, *matrices: Matrix) -> None:
+    def layer_norm_pack(self, rows: Place, norm: str, epsilon: float, *matrices: Matrix, limits: int = 0) -> None:
         """Pack rows for these matrices, normalised by LayerNorm with the tensor `norm`, without .weight."""
         size = matrices[0].k
         arguments = LayerNormPack(
@@ -115,6 +127,7 @@ class VisionRecording:
             forms=forms(*matrices),
             packed=self._packed,
             epsilon=self.builder.scalar(epsilon),
+            limits=limits,
         )
         self.builder.add(norms.layer_norm_pack, arguments)
 
@@ -150,7 +163,19 @@ class VisionRecording:
         arguments = AddRows(x=to.address, x_stride=to.stride, y=rows.address, y_stride=rows.stride, count=size)
         self.builder.add(sums.add_rows, arguments)
 
-    def gate_pack(self, kind: int, gate: Rows, up: Rows, matrix: Matrix) -> None:
+    def norm_heads(self, rows: Rows, heads: Heads, epsilon: float) -> None:
+        """rows = RMSNorm(rows), head by head, without weights."""
+        arguments = NormHeads(
+            x=rows.address,
+            heads=heads.keys,
+            weight=self.ones(heads.size),
+            padded=heads.padded,
+            size=heads.size,
+            epsilon=self.builder.scalar(epsilon),
+        )
+        self.builder.add(norms.norm_heads, arguments)
+
+    def gate_pack(self, kind: int, gate: Rows, up: Rows, matrix: Matrix, *, limits: int = 0) -> None:
         """Pack activation(gate) * up for a matrix. kind: an activation of cpu_kernels.activations."""
         arguments = GatePack(
             gate=gate.address,
@@ -160,5 +185,6 @@ class VisionRecording:
             forms=matrix.format.form,
             packed=self._packed,
             kind=kind,
+            limits=limits,
         )
         self.builder.add(activations.gate_pack, arguments)

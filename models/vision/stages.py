@@ -1,6 +1,7 @@
 """Steps of an encoder beside its transformer: from rows to rows, a pass at a time."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -60,6 +61,11 @@ def record_norm(recording: VisionRecording, norm: str, config: VisionConfig, *, 
     """A norm of whole rows; None if the file has none of that name (without .weight)."""
     if not recording.loader.has(f"{norm}.weight"):
         return None
+    return needed_norm(recording, norm, config, rms=rms)
+
+
+def needed_norm(recording: VisionRecording, norm: str, config: VisionConfig, *, rms: bool = False) -> RowStage:
+    """A norm of whole rows, named without .weight."""
     rows = recording.rows(config.width)
     with recording.part() as part:
         if rms:
@@ -97,13 +103,24 @@ def record_mlp(
     return RowStage(part, source, inputs, target, outputs, 2.0 * hidden * (inputs + outputs))
 
 
-def record_linear(loader: WeightLoader, recording: VisionRecording, name: str, outputs: int, inputs: int) -> RowStage:
-    """One layer, named without .weight; its bias, if the file has one."""
+def record_linear(
+    loader: WeightLoader,
+    recording: VisionRecording,
+    name: str,
+    outputs: int,
+    inputs: int,
+    norm: int = 0,
+    epsilon: float = 0.0,
+) -> RowStage:
+    """One layer, named without .weight; its bias, if the file has one.
+
+    norm: address of the weights of an RMSNorm before it, with its epsilon; 0 for none.
+    """
     matrix = loader.matrix(f"{name}.weight", outputs, inputs)
     source, target = recording.rows(inputs), recording.rows(outputs)
     with recording.part() as part:
-        recording.pack(source.place, matrix)
-        recording.product(matrix, target, addend=recording.bias(f"{name}.bias", outputs))
+        pack = partial(recording.pack, source.place, weight=norm, epsilon=epsilon)
+        recording.multiply(pack, (name, matrix, target, recording.bias(f"{name}.bias", outputs)))
     return RowStage(part, source, inputs, target, outputs, 2.0 * inputs * outputs)
 
 

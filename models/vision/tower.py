@@ -7,6 +7,7 @@ first; then attention and the feed-forward network follow. So buffers are small,
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +45,15 @@ class Style:
 
     rms: RMSNorm in place of LayerNorm. swapped: old files of the family have the names of ffn_up and ffn_down swapped.
     order: the source of each value of a query's or key's head, with rotated pairs at i and i + half of the padded
-    head; None if heads are not rotated. scale: of scores, None for 1 / sqrt(head size). sees_all: whether a layer's
-    rows see the whole picture, and not only their window. layers: how many are computed, None for all.
+    head; None if heads are not rotated. value_norms: RMSNorm without weights of value heads. scale: of scores, None for
+    1 / sqrt(head size). sees_all: whether a layer's rows see the whole picture, and not only their window. layers: how
+    many are computed, None for all.
     """
 
     rms: bool = False
     swapped: bool = False
     order: NDArray[np.int64] | None = None
+    value_norms: bool = False
     scale: float | None = None
     sees_all: Callable[[int], bool] = _every_layer
     layers: int | None = None
@@ -58,10 +61,9 @@ class Style:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The parts of a layer's program: queries, keys and values; storing keys and values; attention and all after it."""
+    """The parts of a layer's program: queries, stored keys and values; attention and all after it."""
 
-    project: Part
-    store: Part
+    before: Part
     after: Part
 
 
@@ -131,13 +133,12 @@ class Tower:
     ) -> None:
         """Compute all layers, from x to x: float32[rows, width].
 
-        table: of `rotation`; None if heads are not rotated. windows: the rows of each window, in order, for layers that
+        table: of `rotation`, None if heads are not rotated. windows: the rows of each window, in order, for layers that
         do not see all. after_layer: called after each layer.
         """
-        half = self._heads.padded // 2
-        unturned = np.repeat(np.repeat(np.array([[1, 0]], np.float32), half, axis=1), len(x), axis=0)
+        table = rotation(np.zeros((1, 0)), self._heads) if table is None else table
         places = self._pages.places(np.arange(2 * -(-self._most_rows // PAGE_TOKENS) + 1)).astype(np.int32)
-        whole, parts = _Spans([len(x)], places), _Spans(windows, places)
+        whole, parts = _Spans([len(x)], places, table), _Spans(windows, places, table)
         queries = np.empty((len(x), self._queries.width), np.float32)
         share = self._work_of_row(len(x)) / (self._work_before + self._work_after)
         for number, layer in enumerate(self._layers):
@@ -146,19 +147,15 @@ class Tower:
                 rows = slice(first, min(first + passes.most, len(x)))
                 count = rows.stop - first
                 self._x.values[:count, : self.config.width] = x[rows]
-                spans.place(passes, first, count, unturned)
-                passes.run(layer.project, count, self._work_before * share * count)
-                if table is not None:
-                    for buffer in (self._queries, self._keys):
-                        _turn(np.asarray(buffer.values[:count], np.float32), table[rows])
-                passes.run(layer.store, count, 0.0)
+                spans.place(passes, first, count)
+                passes.run(layer.before, count, self._work_before * share * count)
                 queries[rows] = self._queries.values[:count]
             for first in range(0, len(x), passes.most):
                 rows = slice(first, min(first + passes.most, len(x)))
                 count = rows.stop - first
                 self._x.values[:count, : self.config.width] = x[rows]
                 self._queries.values[:count] = queries[rows]
-                spans.place(passes, first, count, unturned)
+                spans.place(passes, first, count)
                 passes.run(layer.after, count, self._work_after * share * count)
                 x[rows] = self._x.values[:count, : self.config.width]
             if after_layer is not None:
@@ -168,22 +165,21 @@ class Tower:
         return self._work_before + self._work_after + 4.0 * rows * self._attended
 
     def _layer(self, recording: VisionRecording, prefix: str) -> _Layer:
-        with recording.part() as project:
+        with recording.part() as before:
             self._project(recording, prefix)
-        with recording.part() as store:
             self._store(recording, prefix)
         with recording.part() as after:
             self._attend(recording, prefix)
             self._feed_forward(recording, prefix)
-        return _Layer(project, store, after)
+        return _Layer(before, after)
 
-    def _norm_pack(self, recording: VisionRecording, norm: str, *matrices: Matrix) -> None:
-        config = self.config
-        if self.style.rms:
-            weight = recording.vector(f"{norm}.weight", config.width)
-            recording.rms_pack(self._x.place, weight, config.epsilon, *matrices)
-        else:
-            recording.layer_norm_pack(self._x.place, norm, config.epsilon, *matrices)
+    def _norm_pack(self, recording: VisionRecording, norm: str) -> Callable[..., None]:
+        """What packs x for matrices, normalised; for VisionRecording.multiply."""
+        x, config = self._x.place, self.config
+        if not self.style.rms:
+            return partial(recording.layer_norm_pack, x, norm, config.epsilon)
+        weight = recording.vector(f"{norm}.weight", config.width)
+        return partial(recording.pack, x, weight=weight, epsilon=config.epsilon)
 
     def _project(self, recording: VisionRecording, prefix: str) -> None:
         """Compute queries, keys and values, from one fused tensor or from three."""
@@ -200,10 +196,10 @@ class Tower:
             rows = (3 if fused else 1) * self._attended
             sources = repeated(order, firsts + number * self._attended * fused)
             matrix = loader.matrix(f"{name}.weight", rows, config.width, sources)
-            products.append((matrix, out, recording.bias(f"{name}.bias", rows, sources)))
-        self._norm_pack(recording, f"{prefix}ln1", *(matrix for matrix, _, _ in products))
-        for number, (matrix, out, bias) in enumerate(products):
-            recording.product(matrix, out, addend=bias, last=number == len(products) - 1)
+            products.append((name, matrix, out, recording.bias(f"{name}.bias", rows, sources)))
+        recording.multiply(self._norm_pack(recording, f"{prefix}ln1"), *products)
+        if self.style.value_norms:
+            recording.norm_heads(self._values, self._heads, config.epsilon)
 
     def _store(self, recording: VisionRecording, prefix: str) -> None:
         pages, heads = self._pages.of_layer(0), self._heads
@@ -242,25 +238,28 @@ class Tower:
             longest=heads.padded,
         )
         recording.builder.add(attention.attention_kernel(*_TYPES, 1), arguments)
-        matrix, bias = self._last_matrix(recording, f"{prefix}attn_out", self._attended, f"{prefix}ls1.weight")
-        recording.pack(self._attention.place._replace(stride=4 * self._attended), matrix)
-        self._add(recording, matrix, bias)
+        name, factors = f"{prefix}attn_out", f"{prefix}ls1.weight"
+        matrix, bias = self._last_matrix(recording, name, self._attended, factors)
+        place = self._attention.place._replace(stride=4 * self._attended)
+        recording.multiply(partial(recording.pack, place), (name, matrix, self._sum, bias))
+        self._add(recording, f"{prefix}attn_post_norm")
 
     def _feed_forward(self, recording: VisionRecording, prefix: str) -> None:
         """x += feed_forward(norm(x)), likewise."""
         config, loader, hidden = self.config, recording.loader, self._hidden
         name_up, name_down = (f"{prefix}ffn_{name}" for name in ("down", "up")[:: 1 if self._swapped else -1])
-        up = loader.matrix(f"{name_up}.weight", hidden, config.width)
         down, down_bias = self._last_matrix(recording, name_down, hidden, f"{prefix}ls2.weight", widen=True)
-        gates = (
-            [loader.matrix(f"{prefix}ffn_gate.weight", hidden, config.width)] if self._kind in _GATED.values() else []
-        )
-        self._norm_pack(recording, f"{prefix}ln2", up, *gates)
-        for gate in gates:
-            recording.product(gate, self._gate, addend=recording.bias(f"{prefix}ffn_gate.bias", hidden), last=False)
-        recording.product(up, self._up, addend=recording.bias(f"{name_up}.bias", hidden))
-        recording.gate_pack(self._kind, self._gate if gates else self._up, self._up, down)
-        self._add(recording, down, down_bias)
+        inner = [(name_up, self._up)]
+        if self._kind in _GATED.values():
+            inner.insert(0, (f"{prefix}ffn_gate", self._gate))
+        products = [
+            (name, loader.matrix(f"{name}.weight", hidden, config.width), out, recording.bias(f"{name}.bias", hidden))
+            for name, out in inner
+        ]
+        recording.multiply(self._norm_pack(recording, f"{prefix}ln2"), *products)
+        pack = partial(recording.gate_pack, self._kind, inner[0][1], self._up)
+        recording.multiply(pack, (name_down, down, self._sum, down_bias))
+        self._add(recording, f"{prefix}ffn_post_norm")
 
     def _last_matrix(
         self, recording: VisionRecording, name: str, k: int, factors: str, *, widen: bool = False
@@ -280,9 +279,10 @@ class Tower:
         bias[:width] = loader.values(f"{name}.bias", width) * scale
         return matrix, Place(recording.builder.array(bias), 0)
 
-    def _add(self, recording: VisionRecording, matrix: Matrix, bias: Place) -> None:
-        """x += matrix * packed rows + bias."""
-        recording.product(matrix, self._sum, addend=bias)
+    def _add(self, recording: VisionRecording, norm: str) -> None:
+        """x += a sub-layer's output, normalised if the file has a norm of that name."""
+        if recording.loader.has(f"{norm}.weight"):
+            recording.rms_norm(self._sum, norm, self.config.width, self.config.epsilon)
         recording.add_rows(self._x, self._sum, self.config.width)
 
     def _head_norm(self, recording: VisionRecording, name: str) -> int:
@@ -317,21 +317,11 @@ def _paired(low: NDArray[np.int64], high: NDArray[np.int64], heads: Heads) -> ND
 
 
 def rotation(angles: NDArray[np.float64], heads: Heads) -> Rows:
-    """Cosines and sines of each row, [row][2][half of a padded head]. angles: of each row and rotated pair."""
+    """A rope table (cpu_kernels.rope) with a row for each row of angles, float64[rows, rotated pairs]."""
     table = np.zeros((len(angles), 2, heads.padded // 2), np.float32)
     table[:, 0] = 1
     table[:, 0, : angles.shape[1]], table[:, 1, : angles.shape[1]] = np.cos(angles), np.sin(angles)
     return table.reshape(len(angles), -1)
-
-
-def _turn(values: Rows, table: Rows) -> None:
-    """Rotate heads in place: values [row][head][2][half]. table: of `rotation`, for these rows."""
-    half = table.shape[1] // 2
-    heads = values.reshape(len(values), -1, 2, half)
-    low, high = heads[:, :, 0].copy(), heads[:, :, 1].copy()
-    cosines, sines = table[:, None, :half], table[:, None, half:]
-    heads[:, :, 0] = low * cosines - high * sines
-    heads[:, :, 1] = high * cosines + low * sines
 
 
 class _Spans:
@@ -340,26 +330,27 @@ class _Spans:
     Rows of a run that see all of it may be computed in any order and number: attention takes them for its last ones.
     """
 
-    def __init__(self, counts: Sequence[int], places: NDArray[np.int32]) -> None:
-        """counts: rows of each run, in order. places: of pages, in order."""
+    def __init__(self, counts: Sequence[int], places: NDArray[np.int32], table: Rows) -> None:
+        """counts: rows of each run, in order. places: of pages, in order. table: of `rotation`, or a row for all."""
         self._counts = np.asarray(counts, np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._counts)])
         pages = -(-self._counts // PAGE_TOKENS)
         self._tables = places.ctypes.data + 4 * (np.cumsum(pages) - pages)
-        self._places = places
+        self._places, self._table = places, table
 
-    def place(self, passes: Passes, first: int, count: int, table: Rows) -> None:
-        """Write rows first..first+count-1 into the step record. table: cosines and sines of all rows."""
+    def place(self, passes: Passes, first: int, count: int) -> None:
+        """Write rows first..first+count-1 into the step record."""
         step, rows = passes.step, np.arange(first, first + count)
         of_row = np.searchsorted(self._starts, rows, side="right") - 1
         passes.field(Step.POSITIONS)[:count] = rows - self._starts[of_row]
+        passes.field(Step.ROPE_ROWS)[:count] = np.minimum(rows, len(self._table) - 1)
         passes.field(Step.ROW_TABLES)[:count] = self._tables[of_row]
         runs, begins, lengths = np.unique(of_row, return_index=True, return_counts=True)
         ends = self._counts[runs]
         segments = np.stack([begins, lengths, ends - lengths, self._tables[runs]], axis=1)
         passes.field(Step.SEGMENTS)[: segments.size] = segments.reshape(-1)
         step[Step.SEGMENT_COUNT] = len(segments)
-        step[Step.ROPE_TABLES] = table.ctypes.data
+        step[Step.ROPE_TABLES] = self._table.ctypes.data
 
 
 def _columns(file: ModelFile, name: str) -> int:

@@ -153,6 +153,27 @@ def test_an_activation_in_place(threads: int) -> None:
     np.testing.assert_allclose(found.reshape(3, K), expected, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize(("rows", "threads"), [(1, 2), (5, 3)])
+def test_values_are_kept_within_limits(rows: int, threads: int) -> None:
+    x, ends = rows_of(rows, seed=13) * np.float32(2), np.array([-1.25, 0.5], np.float32)
+    expected = np.clip(x, *ends)
+    found, act = aligned_copy(x), Activations(K)
+    run_on_threads(
+        activations.limit_rows, operation(address(found), K * 4, K, address(ends)), act.step(rows, 1), threads
+    )
+    np.testing.assert_array_equal(found.reshape(rows, K), expected)
+    source, epsilon = aligned_copy(x), np.zeros(1, np.float32)
+    packing = (K, ALL_FORMS, address(act.descriptors))
+    op = operation(address(source), K * 4, 0, *packing, address(epsilon), 0, address(ends))
+    run_on_threads(activations.norm_pack, op, act.step(rows, 1), threads)
+    np.testing.assert_array_equal(act.values(Act.FLOATS, np.float32, rows, 1, K), expected)
+    op = operation(address(source), address(source), K * 4, *packing, activations.SQUARED_RELU_ALONE, 0, address(ends))
+    run_on_threads(activations.gate_pack, op, act.step(rows, 1), threads)
+    act.buffers[1] = act.buffers[0]
+    squares = np.clip(np.maximum(x, 0) ** 2, *ends)
+    np.testing.assert_array_equal(act.values(Act.FLOATS, np.float32, rows, 1, K), squares)
+
+
 @pytest.mark.parametrize("threads", [1, 5])
 def test_soft_cap_is_a_tangent(threads: int) -> None:
     y = rows_of(3, seed=10) * np.float32(40)

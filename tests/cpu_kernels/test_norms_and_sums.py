@@ -26,12 +26,14 @@ def test_layer_norm(k: int, with_bias: bool) -> None:
     x, weight, bias, epsilon = normal(3, 96), normal(96), normal(96), filled(np.array([1e-3]))
     weight[k:] = bias[k:] = 0
     act = Activations(k)
-    source, w, b = filled(x), filled(weight), filled(bias)
+    source, w, b, ends = filled(x), filled(weight), filled(bias), filled(np.array([-0.5, 0.8], np.float32))
     arguments = (address(source), 96 * 4, address(w), k, int(Form.FLOATS), address(act.descriptors), address(epsilon))
-    run_on_threads(norms.layer_norm_pack, operation(*arguments, 0, address(b) if with_bias else 0), act.step(3, 1), 2)
+    more = (0, address(ends), address(b) if with_bias else 0)
+    run_on_threads(norms.layer_norm_pack, operation(*arguments, *more), act.step(3, 1), 2)
     rows = x[:, :k].astype(np.float64)
     centred = rows - rows.mean(1, keepdims=True)
     expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-3) * weight[:k] + with_bias * bias[:k]
+    expected = np.clip(expected, -0.5, 0.8)
     got = act.values(Act.FLOATS, np.float32, 3, 1, k)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 

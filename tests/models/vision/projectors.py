@@ -71,10 +71,12 @@ def _layers(
     biases: bool = True,
     plain_norms: bool = False,
     scaled: bool = False,
+    gemma4: bool = False,
 ) -> Tensors:
     """The layers of a transformer. swapped: with the names of ffn_up and ffn_down as in old files.
 
-    plain_norms: norms without biases. scaled: with factors of sub-layers' outputs.
+    plain_norms: norms without biases. scaled: with factors of sub-layers' outputs. gemma4: with norms of heads and of
+    sub-layers' outputs, and limits of matrices' inputs and outputs.
     """
     for number in range(s.layers):
         prefix = f"v.blk.{number}."
@@ -83,6 +85,14 @@ def _layers(
         if scaled:
             yield f"{prefix}ls1.weight", (s.width,)
             yield f"{prefix}ls2.weight", (s.width,)
+        if gemma4:
+            for name in ("attn_q_norm", "attn_k_norm"):
+                yield f"{prefix}{name}.weight", (s.width // s.heads,)
+            yield f"{prefix}attn_post_norm.weight", (s.width,)
+            yield f"{prefix}ffn_post_norm.weight", (s.width,)
+            for name in [*parts, "ffn_gate"]:
+                for end in ("input_min", "input_max", "output_min", "output_max"):
+                    yield f"{prefix}{name}.{end}", (1,)
         if gated:
             parts["ffn_gate"] = (s.hidden, s.width)
         if swapped:
@@ -131,6 +141,39 @@ def _idefics3(s: Sizes) -> Tensors:
     yield "mm.model.fc.weight", (s.text, s.merge**2 * s.width)
 
 
+def _gemma4v(s: Sizes) -> Tensors:
+    yield "v.patch_embd.weight", (s.width, 3, s.patch, s.patch)
+    yield "v.position_embd.weight", (2, 900, s.width)
+    yield from _layers(s, gated=True, biases=False, gemma4=True)
+    yield "v.std_bias", (s.width,)
+    yield "v.std_scale", (s.width,)
+    yield "mm.input_projection.weight", (s.text, s.width)
+    yield "mm.input_projection.input_max", (1,)
+    yield "mm.input_projection.input_min", (1,)
+
+
+def _lfm2(s: Sizes) -> Tensors:
+    yield from _patches(s)
+    yield "v.position_embd.weight", ((s.side // s.patch) ** 2, s.width)
+    yield from _layers(s)
+    yield from _pair("v.post_ln", s.width)
+    yield from _pair("mm.input_norm", s.merge**2 * s.width)
+    yield from _pair("mm.1", 2 * s.text, s.merge**2 * s.width)
+    yield from _pair("mm.2", s.text, 2 * s.text)
+
+
+def _pixtral(s: Sizes) -> Tensors:
+    yield "v.patch_embd.weight", (s.width, 3, s.patch, s.patch)
+    yield "v.pre_ln.weight", (s.width,)
+    yield from _layers(s, gated=True, biases=False)
+    yield "v.token_embd.img_break", (s.text,)
+    if s.merge > 1:
+        yield "mm.input_norm.weight", (s.width,)
+        yield "mm.patch_merger.weight", (s.width, s.merge**2 * s.width)
+    yield from _pair("mm.1", s.text, s.width)
+    yield from _pair("mm.2", s.text, s.text)
+
+
 def _internvl(s: Sizes) -> Tensors:
     yield from _patches(s)
     yield "v.class_embd", (s.width,)
@@ -155,12 +198,15 @@ KINDS = {
     "idefics3": Kind(_idefics3, keys=lambda s: {"preproc_image_size": 4 * s.side}),
     "internvl": Kind(_internvl, Sizes(side=48)),
     "mlp": Kind(_llava, Sizes(layers=3, merge=1), activation="quick"),
+    "lfm2": Kind(_lfm2, Sizes(side=64, patch=16)),
+    "pixtral": Kind(_pixtral, Sizes(side=512), activation="silu"),
     "qwen2vl_merger": Kind(_qwen),
     "qwen2.5vl_merger": Kind(
         partial(_qwen, windows=True), Sizes(layers=3), lambda s: {"n_wa_pattern": 2}, activation="silu"
     ),
     "qwen3vl_merger": Kind(partial(_qwen, third=True)),
     "gemma3": Kind(_gemma3, Sizes(side=96, width=96, hidden=208, merge=3)),
+    "gemma4v": Kind(_gemma4v, Sizes(side=224, patch=4, merge=3), mean=0.0, deviation=1.0),
     "gemma4uv": Kind(
         _gemma4uv, Sizes(side=224, patch=4, merge=3, hidden=0, layers=0, heads=0), mean=0.0, deviation=1.0
     ),
@@ -220,8 +266,12 @@ def write_vision(
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Weights of a norm about 1, of a matrix such that outputs are about as large as inputs, others small."""
+    """Limits that change some values, weights of a norm about 1, of a matrix such that outputs are about as large as
+    inputs, others small.
+    """
     values = rng.standard_normal(shape)
+    if name.endswith(("_min", "_max")):
+        return np.asarray((np.abs(values) + 1.5) * (-1 if name.endswith("_min") else 1), np.float32)
     if len(shape) == 1:
         return (1 + 0.2 * values if name.endswith(".weight") else 0.2 * values).astype(np.float32)
     scale = 0.3 if "position" in name else prod(shape[1:]) ** -0.5

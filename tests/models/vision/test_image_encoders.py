@@ -27,15 +27,18 @@ _QWEN = [(96, 64), (16, 256), (256, 48), (208, 176), (448, 400)]
 WHOLE = {
     "gemma3": [(96, 96)],
     "gemma4uv": [(120, 96), (108, 108), (12, 840), (36, 288)],
+    "gemma4v": [(120, 96), (108, 108), (12, 840), (36, 288)],
     "idefics3": [(128, 128), (128, 96)],
     "internvl": [(48, 48), (96, 96), (144, 96), (48, 192)],
+    "lfm2": [(256, 256), (384, 288), (64, 2048), (1024, 1024), (1536, 512)],
     "mlp": [(32, 32), (64, 31), (20, 32), (5, 7)],
+    "pixtral": [(64, 48), (16, 256), (256, 48), (208, 176), (400, 448)],
     "qwen2vl_merger": _QWEN[:2],
     "qwen2.5vl_merger": _QWEN,
     "qwen3vl_merger": [(256, 64), *_QWEN[3:], (128, 144)],
 }
 # Side of what becomes one row, where a budget decides how many there are.
-UNITS = {"gemma4uv": 12}
+UNITS = {"gemma4uv": 12, "gemma4v": 12}
 ODD = [(1, 1), (1, 3000), (3000, 1), (7, 5), (90, 31), (31, 90), (64, 64), (97, 64)]
 
 
@@ -112,7 +115,7 @@ def test_rows_and_marks_are_llama_cpps(kind, paths, encoders, data_dir, tmp_path
             assert same_rows(kind, found, rows) > 0.9999
             marks = [piece for piece in layout.pieces if isinstance(piece, str)]
             texts = [tuple(llama_oracle.tokenize(model, mark, add_special=False)) for mark in marks]
-            if kind != "idefics3":  # whose marks are single tokens, which this model has not
+            if kind not in ("idefics3", "lfm2"):  # whose marks are single tokens, which this model has not
                 assert texts == [piece for piece in expected if not isinstance(piece, np.ndarray)]
     finally:
         llama.close()
@@ -128,6 +131,20 @@ def test_a_picture_of_many_passes_is_as_in_llama_cpp(tmp_path, data_dir) -> None
         with open_model(path) as file, open_encoder(file, threads=2) as encoder:
             (found,) = encoder.encode(picture(240, 240), encoder.layout(240, 240))
         assert similarity(found, llama.rows(picture(240, 240))[0]) > 0.9999
+    finally:
+        llama.close()
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_a_pixtral_whose_patches_are_rows_is_as_in_llama_cpp(tmp_path, data_dir) -> None:
+    """Pixtral 12B does not merge patches."""
+    path = write_vision(tmp_path / "projector.gguf", "pixtral", merge=1)
+    llama = LlamaVision(path, language_model("pixtral", data_dir, tmp_path))
+    try:
+        with open_model(path) as file, open_encoder(file, threads=2) as encoder:
+            (found,) = encoder.encode(picture(120, 88), encoder.layout(120, 88))
+        assert similarity(found, llama.rows(picture(120, 88))[0]) > 0.9999
     finally:
         llama.close()
 
@@ -308,8 +325,11 @@ def test_budgets_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
 COUNTS = {
     "gemma3": ({"side": 896, "patch": 14, "merge": 4, "width": 32, "heads": 1, "hidden": 32}, (256, 256, 256, 256)),
     "gemma4uv": ({"patch": 16, "merge": 3}, (256, 256, 264, 264)),
+    "gemma4v": ({"patch": 16, "merge": 3}, (256, 256, 264, 264)),
     "idefics3": ({"side": 512, "patch": 16, "merge": 4}, (1088, 1088, 832, 832)),
     "internvl": ({"side": 448, "patch": 14}, (256, 1280, 2304, 2304)),
+    "lfm2": ({"side": 256, "patch": 16}, (64, 1280, 764, 764)),
+    "pixtral": ({"side": 1540, "patch": 14}, (71, 1055, 1221, 1241)),
     "qwen2.5vl_merger": ({"patch": 14}, (64, 1024, 1196, 1196)),
     "qwen3vl_merger": ({"patch": 16}, (64, 784, 880, 880)),
     "mlp": ({"side": 336, "patch": 14}, (576, 576, 576, 576)),
@@ -323,6 +343,36 @@ def test_tokens_are_those_of_the_makers_processors(kind, tmp_path) -> None:
         layout = header_layout(file)
     found = [layout(*size).tokens for size in ((224, 224), (896, 896), (1280, 720), (720, 1280))]
     assert found == list(counts)
+
+
+def test_gemma_4_sees_all_rows_of_a_picture_unless_the_model_is_small(tmp_path) -> None:
+    for text, sees_all in ((1536, False), (2560, False), (2816, True), (5376, True)):
+        path = write_vision(tmp_path / f"{text}.gguf", "gemma4v", text=text)
+        with open_model(path) as file:
+            assert [run.sees_all for run in header_layout(file)(640, 480).runs] == [sees_all]
+
+
+def test_pixtral_keeps_a_budget_with_the_rows_after_lines(tmp_path) -> None:
+    with open_model(write_vision(tmp_path / "p.gguf", "pixtral", side=1540, patch=14)) as file:
+        layout = header_layout(file)
+    for most in (1, 20, 300, 1000):
+        for source in ((1280, 720), (90, 5000), (3000, 1)):
+            assert layout(*source, Budget(most_tokens=most)).tokens <= most
+    assert layout(100, 100).tokens == 19 and layout(100, 100, Budget(least_tokens=500)).tokens >= 500
+    with pytest.raises(PictureSizeError, match="at most 3,025"):
+        layout(100, 100, Budget(least_tokens=4000))
+
+
+def test_lfm2_cuts_large_pictures_unless_the_budget_forbids_tiles(tmp_path) -> None:
+    with open_model(write_vision(tmp_path / "p.gguf", "lfm2", side=256, patch=16)) as file:
+        layout = header_layout(file)
+    assert layout(1280, 720).tiles == (1, 2) and layout(1280, 720, Budget(most_tiles=1)).tiles == (1, 1)
+    assert layout(4000, 4000, Budget(most_tiles=4)).tiles == (2, 2)
+    for most in (100, 256, 800, 1300):
+        assert layout(1280, 720, Budget(most_tokens=most)).tokens <= most
+    assert layout(1280, 720, Budget(most_tokens=800)).tiles == (1, 2)
+    with pytest.raises(PictureSizeError, match="at most 256"):
+        layout(640, 480, Budget(least_tokens=300))
 
 
 def test_gemma_4_fills_its_budget(tmp_path) -> None:
