@@ -7,9 +7,12 @@ Source: mtmd_image_tokens_get_decoder_pos and mtmd_input_chunk_get_n_pos (tools/
 
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gguf_io.pictures import PictureView, Size
 
 _PLACEHOLDER = 1 << 62  # ids of image rows are above it, far above every token id
 
@@ -56,6 +59,21 @@ class ImageRows:
 ImagePieces = tuple[ImageRows | tuple[int, ...], ...]
 # The same as a projector makes it, which may not know ids: texts stand for their tokens, special ones included.
 SeenPieces = tuple[ImageRows | tuple[int, ...] | str, ...]
+
+
+class SeenPicture(NamedTuple):
+    """What a projector makes of a picture. resized, tiles: as in PictureView."""
+
+    pieces: SeenPieces
+    resized: Size | None = None
+    tiles: tuple[int, int] = (1, 1)
+
+
+class ReadPicture(NamedTuple):
+    """A picture in a prompt, and what the model sees of it."""
+
+    pieces: ImagePieces
+    view: PictureView
 
 
 def grid_of(rows: int, columns: int) -> Grid:

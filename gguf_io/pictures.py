@@ -1,7 +1,8 @@
 """Decodes pictures of untrusted files into pixels, in a confined child process."""
 
 import functools
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,69 @@ WALL_SECONDS = 3 * CPU_SECONDS
 _MOST_CHILDREN = 2
 
 
+Size = tuple[int, int]
+"""Width and height in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The least and the most tokens that a picture may take; None for the model's own limits.
+
+    Beyond its limits a model takes what is nearest. One whose pictures all have one size ignores budgets.
+    """
+
+    least_tokens: int | None = None
+    most_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise PictureError for numbers that are not positive, or not in order."""
+        least, most = self.least_tokens, self.most_tokens
+        if any(number is not None and number < 1 for number in (least, most)):
+            raise PictureError("A picture's budget must be at least 1 token.")
+        if least and most and least > most:
+            raise PictureError(f"A picture cannot have at least {least:,} and at most {most:,} tokens.")
+
+
+DEFAULT_BUDGET = Budget()
+
+
+@dataclass(frozen=True, slots=True)
+class PictureView:
+    """What a model sees of a picture.
+
+    source, resized: the whole picture's size in its file, and as the model sees it; None where llama.cpp encodes, which
+    does not tell. tiles: (rows, columns) that it is then cut into; (1, 1) for none. tokens: with the marks around it.
+    small_text: whether it looks like text that became too small to read, see `text_is_too_small`.
+    """
+
+    source: Size
+    resized: Size | None
+    tiles: tuple[int, int]
+    tokens: int
+    small_text: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON."""
+        seen = {}
+        if self.resized:
+            (width, height), (rows, columns) = self.resized, self.tiles
+            seen = {"resized_width": width, "resized_height": height, "tiles": rows * columns}
+        return {
+            "width": self.source[0],
+            "height": self.source[1],
+            **seen,
+            "tokens": self.tokens,
+            **({"small_text": True} if self.small_text else {}),
+        }
+
+    def __str__(self) -> str:
+        rows, columns = self.tiles
+        seen = f", seen as {self.resized[0]:,} x {self.resized[1]:,}" if self.resized else ""
+        tiles = f" in {rows} x {columns} tiles" if rows * columns > 1 else ""
+        hint = "; its text may be too small to read: raise image_max_tokens" if self.small_text else ""
+        return f"{self.source[0]:,} x {self.source[1]:,}{seen}{tiles}, {self.tokens:,} tokens{hint}"
+
+
 class Picture(NamedTuple):
     """A decoded picture. pixels: uint8[height, width, 3], red first. frames: of an animation, which shows its first."""
 
@@ -22,7 +86,7 @@ class Picture(NamedTuple):
     frames: int = 1
 
     @property
-    def size(self) -> tuple[int, int]:
+    def size(self) -> Size:
         """Width and height."""
         return self.pixels.shape[1], self.pixels.shape[0]
 
@@ -37,7 +101,7 @@ def decode(data: bytes) -> Picture:
     return Picture(pixels, reply["frames"])
 
 
-def check(data: bytes) -> tuple[int, int]:
+def check(data: bytes) -> Size:
     """The width and height of a picture file, as it will be turned. Raises what `decode` does, not for each damage."""
     reply = _asked("check", data)
     return reply["width"], reply["height"]
@@ -62,3 +126,30 @@ def _asked(kind: str, data: bytes) -> Reply:
 @functools.cache
 def _children() -> ConfinedChildren:
     return ConfinedChildren("gguf_io.picture_worker", MAX_MEMORY_BYTES, _MOST_CHILDREN)
+
+
+_STRONG, _FLAT = 96, 8  # differences of neighbouring shades: an edge of a letter, an even ground
+_LEAST_EDGES, _LEAST_FLAT = 0.01, 0.5  # shares of neighbours in a picture full of text
+_GAPS = 4  # between edges of strokes, in a small letter's height
+_LEGIBLE = 8.0  # pixels of a small letter's height
+_MOST_ROWS = 512
+
+
+def text_is_too_small(picture: Picture, resized: Size) -> bool:
+    """Whether a picture looks full of text whose small letters are less than 8 pixels high after resizing.
+
+    An estimate from up to 512 of its rows: text has an even ground (half of the neighbouring pixels nearly equal) and
+    sharp edges (one in a hundred). A small letter is taken to be as high as four median gaps between edges of a row.
+    """
+    shrunk = min(resized[0] / picture.size[0], resized[1] / picture.size[1])
+    if shrunk >= 1.0 or picture.size[0] < 2:
+        return False
+    step = -(-picture.size[1] // _MOST_ROWS)
+    shades = picture.pixels[::step].astype(np.int16).sum(axis=2) // 3
+    change = np.abs(np.diff(shades, axis=1))
+    edges = change >= _STRONG
+    if edges.mean() < _LEAST_EDGES or (change <= _FLAT).mean() < _LEAST_FLAT:
+        return False
+    rows, columns = np.nonzero(edges)
+    gaps = np.diff(columns)[np.diff(rows) == 0]
+    return bool(len(gaps)) and float(np.median(gaps)) * _GAPS * shrunk < _LEGIBLE

@@ -61,3 +61,6 @@ class LlamaOptions:
     lora: tuple[Path, ...] = ()
     # File of the projector that turns images into rows for the model.
     mmproj: Path | None = None
+    # The least and the most tokens of an image; None for the model's own. Requests can lower the most.
+    image_min_tokens: int | None = None
+    image_max_tokens: int | None = None

@@ -4,9 +4,12 @@ A projector (mmproj) is a second model file: an image encoder and the layers tha
 language model's embeddings. Its output does not depend on the text around an image.
 """
 
+import contextlib
 import ctypes
 import functools
+import math
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,9 @@ from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores
 from gguf_io.errors import PictureError
-from gguf_io.image_rows import Grid, ImageRows, SeenPieces, row_ids
+from gguf_io.image_rows import Grid, ImageRows, SeenPicture, row_ids
 from gguf_io.model_file import open_model
-from gguf_io.pictures import Picture
+from gguf_io.pictures import Budget, Picture
 from gpu_offload.devices import device_handle, gpus
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import LOG_CALLBACK, complaints, failure, llama, route_log
@@ -26,6 +29,8 @@ from gpu_offload.options import LlamaOptions
 _MARKER = b"<__media__>"
 # llama.cpp returns an image's positions as time, x, y and a fourth, and expects them as time, y, x and the fourth.
 _SECTIONS = [0, 2, 1, 3]
+_OF_THE_MODEL = -1  # a limit
+_SHRINKS, _MARGIN = 4, 0.98  # attempts to bring a picture into a budget, and how much smaller each is than needed
 
 
 class Projector:
@@ -37,7 +42,7 @@ class Projector:
         self._lib = _mtmd()
         self._lock = threading.Lock()
         self._width = int(llama().llama_model_n_embd_inp(model))
-        self._most_rows = options.batch_rows
+        self._most_rows, self._context_tokens = options.batch_rows, options.context_tokens
         params = self._lib.mtmd_context_params_default()
         params.use_gpu = options.gpu_layers != 0
         if params.use_gpu and (found := gpus()):  # the default would be the first GPU, wherever the model is
@@ -45,6 +50,8 @@ class Projector:
         params.print_timings = False
         params.n_threads = options.threads or usable_cores()
         params.media_marker = _MARKER
+        params.image_min_tokens = options.image_min_tokens or _OF_THE_MODEL
+        params.image_max_tokens = options.image_max_tokens or _OF_THE_MODEL
         route_log()
         self._context: Any = self._lib.mtmd_init_from_file(str(path).encode(), model, params)
         if not self._context:
@@ -57,12 +64,15 @@ class Projector:
                 f"{path}: this projector is for sound, not images.", remedy="Choose another one with --mmproj."
             )
 
-    def see(self, picture: Picture, content: bytes) -> SeenPieces:
-        """See localllm.engine.runner.Projector. Encoding may take seconds on a CPU."""
+    def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
+        """See localllm.engine.runner.Projector. Encoding may take seconds on a CPU.
+
+        A budget can only lower the most tokens of the options, by resizing the picture.
+        """
         with self._lock:
             if self._context is None:
                 raise LlamaCppError("The model is being unloaded. Ask again.")
-            return self._pieces(picture, content)
+            return SeenPicture(self._pieces(self._fitted(picture, budget), content))
 
     def close(self) -> None:
         """Free the encoder. Idempotent."""
@@ -71,8 +81,39 @@ class Projector:
                 self._lib.mtmd_free(self._context)
                 self._context = None
 
-    def _pieces(self, picture: Picture, content: bytes) -> SeenPieces:
-        """Split into the pieces that the model expects, and encode."""
+    def _fitted(self, picture: Picture, budget: Budget) -> Picture:
+        """A picture that is small enough for a budget; the same one if its size does not matter to the encoder."""
+        most = budget.most_tokens
+        if most is None:
+            return picture
+        before = tokens = self._tokens(picture)
+        found = picture
+        for _ in range(_SHRINKS):
+            if tokens <= most:
+                break
+            found = _shrunk(found, _MARGIN * math.sqrt(most / tokens))
+            tokens = self._tokens(found)
+        return found if tokens < before else picture
+
+    def _tokens(self, picture: Picture) -> int:
+        """The rows of a picture, which is not encoded."""
+        with self._chunks(picture) as chunks:
+            return sum(int(self._lib.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks)
+
+    def _pieces(self, picture: Picture, content: bytes) -> tuple[ImageRows | tuple[int, ...], ...]:
+        """Encode the pieces that the model expects. Raises PictureError before, if they do not fit the context."""
+        with self._chunks(picture) as chunks:
+            tokens = sum(int(self._lib.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks)
+            if tokens >= self._context_tokens:
+                raise PictureError(
+                    f"The image takes {tokens:,} tokens, more than the context of {self._context_tokens:,}. Lower "
+                    "image_max_tokens, or send a smaller one."
+                )
+            return tuple(self._piece(chunk, content, number) for number, chunk in enumerate(chunks))
+
+    @contextlib.contextmanager
+    def _chunks(self, picture: Picture) -> Iterator[list[Any]]:
+        """Split a picture into the pieces that the model expects, before any is encoded."""
         library = self._lib
         route_log()
         data = picture.pixels.tobytes()
@@ -87,9 +128,7 @@ class Projector:
             if library.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1):
                 raise PictureError(f"The image cannot be prepared for this model. llama.cpp said:\n{complaints()}")
             count = library.mtmd_input_chunks_size(chunks)
-            return tuple(
-                self._piece(library.mtmd_input_chunks_get(chunks, number), content, number) for number in range(count)
-            )
+            yield [library.mtmd_input_chunks_get(chunks, number) for number in range(count)]
         finally:
             library.mtmd_input_chunks_free(chunks)
             library.mtmd_bitmap_free(bitmap)
@@ -128,6 +167,13 @@ class Projector:
         if (moves != moves[:, :1]).any():
             raise PictureError("This model counts the positions of images in a way that localllm does not support.")
         return Grid(from_zero, moves[:, 0], int(library.mtmd_input_chunk_get_n_pos(chunk)))
+
+
+def _shrunk(picture: Picture, factor: float) -> Picture:
+    from PIL import Image
+
+    width, height = (max(1, round(side * factor)) for side in picture.size)
+    return Picture(np.asarray(Image.fromarray(picture.pixels).resize((width, height), Image.Resampling.BICUBIC)))
 
 
 def _check_projector(path: Path) -> None:

@@ -13,14 +13,15 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import platformdirs
 
-from gguf_io.image_rows import Grid, ImagePieces, ImageRows, row_ids
+from gguf_io.image_rows import Grid, ImagePieces, ImageRows, ReadPicture, SeenPicture, row_ids
 from gguf_io.interruption import held
-from gguf_io.pictures import Picture, decode
+from gguf_io.pictures import DEFAULT_BUDGET, Budget, Picture, PictureView, decode, text_is_too_small
 from gguf_io.system import make_folder, read_file
 from localllm.engine.runner import Projector
 from localllm.files import write_whole
@@ -31,7 +32,7 @@ KEPT_BYTES = 64 << 20  # in memory
 DISK_BYTES = 1 << 30
 _KNOWN_FILES = 4096  # digests of files whose pixels are known
 IMAGE_NAME = re.compile(r"[0-9a-f]{32}\.image")
-_MAGIC = b"LLMIMG\x01\n"
+_MAGIC = b"LLMIMG\x02\n"
 _CHECKSUM = 4
 
 
@@ -58,62 +59,66 @@ class ImageReader:
         self._lock = threading.Lock()  # of the caches in memory
         self._encoding = threading.Lock()  # two requests with the same picture encode it once
         self._contents: OrderedDict[bytes, bytes] = OrderedDict()  # of files, by their digest
-        self._kept: OrderedDict[bytes, ImagePieces] = OrderedDict()
+        self._kept: OrderedDict[bytes, ReadPicture] = OrderedDict()
         self._kept_bytes = 0
 
-    def see(self, data: bytes, namespace: str = "") -> ImagePieces:
+    def see(self, data: bytes, budget: Budget = DEFAULT_BUDGET, namespace: str = "") -> ReadPicture:
         """A picture file as rows and token ids. Raises PictureError, and what Projector.see raises."""
-        file = hashlib.sha256(f"{namespace}\0".encode() + data).digest()
+        file = hashlib.sha256(f"{budget}{namespace}\0".encode() + data).digest()
         if found := self._remembered(file):
             return found
         picture = decode(data)
-        content = self._content(picture, namespace)
+        content = self._content(picture, budget, namespace)
         with held(self._encoding):
-            pieces = self._in_memory(content) or self._from_disk(content)
-            if pieces is None:
-                pieces = tuple(
-                    tuple(self._encode(piece)) if isinstance(piece, str) else piece
-                    for piece in self._projector.see(picture, content)
-                )
-                self._to_disk(content, pieces)
-            self._keep(file, content, pieces)
-        return pieces
+            read = self._in_memory(content) or self._from_disk(content)
+            if read is None:
+                read = self._read(picture, self._projector.see(picture, content, budget))
+                self._to_disk(content, read)
+            self._keep(file, content, read)
+        return read
 
-    def _content(self, picture: Picture, namespace: str) -> bytes:
-        """The digest of a picture, of what encodes it, and of who sent it."""
-        about = json.dumps([*picture.size, self._identity(), namespace])
+    def _read(self, picture: Picture, seen: SeenPicture) -> ReadPicture:
+        """What a projector has seen, with the ids of its texts, and told."""
+        pieces = tuple(tuple(self._encode(piece)) if isinstance(piece, str) else piece for piece in seen.pieces)
+        tokens = sum(len(piece.ids) if isinstance(piece, ImageRows) else len(piece) for piece in pieces)
+        too_small = seen.resized is not None and text_is_too_small(picture, seen.resized)
+        return ReadPicture(pieces, PictureView(picture.size, seen.resized, seen.tiles, tokens, too_small))
+
+    def _content(self, picture: Picture, budget: Budget, namespace: str) -> bytes:
+        """The digest of a picture, of what encodes it and how, and of who sent it."""
+        about = json.dumps([*picture.size, self._identity(), str(budget), namespace])
         return hashlib.sha256(about.encode() + picture.pixels.tobytes()).digest()
 
-    def _remembered(self, file: bytes) -> ImagePieces | None:
+    def _remembered(self, file: bytes) -> ReadPicture | None:
         with self._lock:
             content = self._contents.get(file)
         return self._in_memory(content) if content else None
 
-    def _in_memory(self, content: bytes) -> ImagePieces | None:
+    def _in_memory(self, content: bytes) -> ReadPicture | None:
         with self._lock:
             if content not in self._kept:
                 return None
             self._kept.move_to_end(content)
             return self._kept[content]
 
-    def _keep(self, file: bytes, content: bytes, pieces: ImagePieces) -> None:
+    def _keep(self, file: bytes, content: bytes, read: ReadPicture) -> None:
         with self._lock:
             self._contents[file] = content
             if len(self._contents) > _KNOWN_FILES:
                 self._contents.popitem(last=False)
             if content in self._kept:
                 return
-            self._kept[content] = pieces
-            self._kept_bytes += _size(pieces)
+            self._kept[content] = read
+            self._kept_bytes += _size(read.pieces)
             while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
                 _, oldest = self._kept.popitem(last=False)
-                self._kept_bytes -= _size(oldest)
+                self._kept_bytes -= _size(oldest.pieces)
 
     def _path(self, content: bytes) -> Path | None:
         """The file of a picture on disk; None without a disk cache."""
         return self._folder / f"{content[:16].hex()}.image" if self._folder else None
 
-    def _from_disk(self, content: bytes) -> ImagePieces | None:
+    def _from_disk(self, content: bytes) -> ReadPicture | None:
         path = self._path(content)
         try:
             data = read_file(path) if path else b""
@@ -121,21 +126,21 @@ class ImageReader:
             return None
         if not data or not path:
             return None
-        pieces = _read(data, content)
-        if pieces is None:
+        read = _read(data, content)
+        if read is None:
             log.warning("Removing %s: it is damaged", path)
             path.unlink(missing_ok=True)
             return None
         os.utime(path)
-        return pieces
+        return read
 
-    def _to_disk(self, content: bytes, pieces: ImagePieces) -> None:
+    def _to_disk(self, content: bytes, read: ReadPicture) -> None:
         """Write an encoded picture. After a failure nothing is written any more."""
         if (path := self._path(content)) is None:
             return
         try:
             make_folder(path.parent)
-            write_whole(path, _written(content, pieces), lasting=False)
+            write_whole(path, _written(content, read), lasting=False)
             _shrink(path.parent)
         except OSError as error:
             log.warning("Encoded pictures are not kept on disk: %s", error)
@@ -159,22 +164,22 @@ def _shrink(folder: Path) -> None:
         size -= each
 
 
-def _written(content: bytes, pieces: ImagePieces) -> bytes:
+def _written(content: bytes, read: ReadPicture) -> bytes:
     """magic, content, JSON line, float32 rows of all runs, CRC-32. Ids are made of the content again."""
     about: list[object] = []
     rows: list[bytes] = []
-    for piece in pieces:
+    for piece in read.pieces:
         if isinstance(piece, ImageRows):
             grid = piece.grid and [piece.grid.places.tolist(), piece.grid.moves.tolist(), piece.grid.count]
             about.append({"shape": piece.embeddings.shape, "sees_all": piece.sees_all, "grid": grid})
             rows.append(piece.embeddings.astype("<f4").tobytes())
         else:
             about.append(list(piece))
-    body = b"".join([_MAGIC, content, json.dumps(about).encode(), b"\n", *rows])
+    body = b"".join([_MAGIC, content, json.dumps([asdict(read.view), about]).encode(), b"\n", *rows])
     return body + zlib.crc32(body).to_bytes(_CHECKSUM, "little")
 
 
-def _read(data: bytes, content: bytes) -> ImagePieces | None:
+def _read(data: bytes, content: bytes) -> ReadPicture | None:
     """What `_written` has written; None if it is damaged, or of another picture."""
     body, head = data[:-_CHECKSUM], _MAGIC + content
     if zlib.crc32(body) != int.from_bytes(data[-_CHECKSUM:], "little") or not body.startswith(head):
@@ -182,7 +187,8 @@ def _read(data: bytes, content: bytes) -> ImagePieces | None:
     line, _, rest = body[len(head) :].partition(b"\n")
     pieces: list[ImageRows | tuple[int, ...]] = []
     at = 0
-    for number, one in enumerate(json.loads(line)):
+    view, about = json.loads(line)
+    for number, one in enumerate(about):
         if isinstance(one, list):
             pieces.append(tuple(one))
             continue
@@ -194,4 +200,8 @@ def _read(data: bytes, content: bytes) -> ImagePieces | None:
             places, moves, length = one["grid"]
             grid = Grid(np.array(places, np.int32), np.array(moves, np.int32), length)
         pieces.append(ImageRows(row_ids(content, number, count), values, one["sees_all"], grid))
-    return tuple(pieces)
+    sizes = {name: value and tuple(value) for name, value in view.items() if name in _SIZES}
+    return ReadPicture(tuple(pieces), PictureView(**{**view, **sizes}))
+
+
+_SIZES = ("source", "resized", "tiles")  # fields of PictureView that JSON stores as lists

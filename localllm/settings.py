@@ -35,12 +35,15 @@ _MODEL = "the model's parameters"
 Backend = Literal["auto", "native", "llama"]
 KVType = Literal["f16", "q8_0", "q4_0"]
 
+IMAGE_TOKENS = Range(1, 2**20)
 BOUNDS = {
     **RANGES,
     "gpu_layers": Range(0, 2**16),
     "main_gpu": Range(0, 2**16),
     "n_cpu_moe": Range(0, 2**16),
     "ctx": Range(1, 2**24),
+    "image_min_tokens": IMAGE_TOKENS,
+    "image_max_tokens": IMAGE_TOKENS,
     "threads": Range(1, 2**16),
     "kv_mib": Range(1, 2**40),
     "packed_mib": Range(0, 2**40),
@@ -69,6 +72,8 @@ class Settings(CommonSampling):
     gpu_index: str | None = None
     lora: str = ""
     mmproj: str | None = None
+    image_min_tokens: int | None = None
+    image_max_tokens: int | None = None
     rpc: str = ""
     remote: str | None = None
     remote_key: str | None = field(default=None, repr=False)
@@ -126,7 +131,7 @@ class Meaning(NamedTuple):
 
 
 _OFFLOAD, _PACKED, _SPECULATION = "gpu.md#placing-a-model", "models.md#packed-weights", "speed.md#speculation"
-_SEMANTIC = "api.md#semantic-cache"
+_SEMANTIC, _BUDGET = "api.md#semantic-cache", "images.md#what-a-picture-may-cost"
 MEANINGS = {
     **{name: Meaning(text, "random") for name, text in sampling.MEANINGS.items()},
     "backend": Meaning("native (our CPU engine), llama (llama.cpp) or auto", page="models.md#choosing-a-backend"),
@@ -141,6 +146,8 @@ MEANINGS = {
         "LoRA adapters, FILE or FILE:WEIGHT, separated by commas; a comma in a path is \\,",
         page="models.md#lora-adapters",
     ),
+    "image_min_tokens": Meaning("least tokens of a picture, where the model can choose", "the model's", _BUDGET),
+    "image_max_tokens": Meaning("most tokens of a picture, where the model can choose", "the model's", _BUDGET),
     "mmproj": Meaning("projector for images, or none", "the one beside the model", "models.md#images"),
     "rpc": Meaning("llama.cpp workers on other machines, HOST:PORT, separated by commas", page="remote.md#workers"),
     "remote": Meaning("address of an OpenAI-compatible server that computes instead", page="remote.md"),

@@ -6,11 +6,14 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls.call import CallDelta, ToolCall
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
+
+if TYPE_CHECKING:
+    from gguf_io.pictures import PictureView
 
 _NO_COUNTS, _NO_TIMINGS = Counts(), Timings()
 
@@ -62,7 +65,8 @@ class AnswerEvent:
 
     counts and timings are of the whole answer; a remote server sends its own with the last event, until then they are
     estimates. token_ids: empty for a remote server. progress: only before the first token. finish_reason, seed,
-    stop_string, error (with its exception, cause) and warnings: only on the last event. warnings: how the answer
+    stop_string, error (with its exception, cause), pictures, warnings: only on the last event. pictures: what the model
+    saw of each picture; none from a remote server. warnings: text in pictures that was too small, and how the answer
     violates its schemas, added by the server (schema_check). prompt_logprobs: of the prompt's tokens after the first,
     on the first event after the prompt; None if not requested.
     """
@@ -78,6 +82,7 @@ class AnswerEvent:
     cause: Exception | None = None
     seed: int | None = None
     stop_string: str | None = None
+    pictures: "tuple[PictureView, ...]" = ()
     warnings: tuple[str, ...] = ()
     prompt_logprobs: tuple[Logprob, ...] | None = None
 
@@ -243,8 +248,8 @@ class Prompt(Protocol):
     def text(self) -> str | None: ...
 
     @property
-    def images(self) -> int:
-        """The number of images."""
+    def pictures(self) -> "Sequence[PictureView]":
+        """What the model sees of each picture; none for a remote server, which does not tell."""
 
     def submit(self, choice: int = 0) -> AnswerStream:
         """Start an answer. choice is added to the seed, so that several answers differ.

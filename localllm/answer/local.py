@@ -33,6 +33,7 @@ from localllm.placement.loaded_model import LoadedModel
 
 if TYPE_CHECKING:
     from gguf_io.chat_template import ChatTemplate
+    from gguf_io.pictures import PictureView
     from gguf_io.tokenizer import Tokenizer
     from localllm.answer.call_constraints import CallConstraints
     from localllm.engine.constraint import Constraint, LazyConstraint
@@ -135,7 +136,14 @@ class LocalModel:
             **checked_arguments(request.template_arguments),
         }
         tools = self._parameters(request)
-        prompt = render(self.loaded, messages, continues=request.goes_on, namespace=request.namespace, **options)
+        prompt = render(
+            self.loaded,
+            messages,
+            continues=request.goes_on,
+            namespace=request.namespace,
+            image_tokens=(request.image_min_tokens, request.image_max_tokens),
+            **options,
+        )
         reasoning, header = self._before_format(request, bool(think), prompt) if request.is_constrained else (None, "")
 
         formats = self.call_formats if tools else ()
@@ -173,7 +181,8 @@ class LocalModel:
             ),
         )
 
-        return self._prompt(generation, request, splitter, None if request.before else prompt.text + header)
+        text = None if request.before else prompt.text + header
+        return replace(self._prompt(generation, request, splitter, text), pictures=tuple(prompt.views))
 
     def _parameters(self, request: AnswerRequest) -> Mapping[str, Schema]:
         """The schemas of the tools that may be called, by name, in plain form. Raises RequestError."""
@@ -363,6 +372,7 @@ class LocalPrompt:
     splitter: Callable[[], Splitter] | None
     rendered: str | None = None
     one_call: bool = False
+    pictures: "tuple[PictureView, ...]" = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -372,17 +382,13 @@ class LocalPrompt:
     def text(self) -> str:
         return self.loaded.tokenizer.decode(self.tokens) if self.rendered is None else self.rendered
 
-    @property
-    def images(self) -> int:
-        return len(self.generation.images)
-
     def submit(self, choice: int = 0) -> "LocalStream":
         generation, seed = self.generation, self.generation.sampling.seed
         if choice and seed is not None and seed >= 0:
             generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
         splitter = self.splitter and self.splitter()
         stream = self.loaded.engine.submit(generation)
-        return LocalStream(stream, splitter, self.loaded.tokenizer.token_bytes, self.one_call)
+        return LocalStream(stream, splitter, self.loaded.tokenizer.token_bytes, self.one_call, self.pictures)
 
 
 def _scope_of(splitter: Callable[[], Splitter]) -> AnswerScope:

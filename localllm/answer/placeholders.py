@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the chat draws its first screen before NumPy is loaded
-    from gguf_io.image_rows import ImagePieces, ImageRows
+    from gguf_io.image_rows import ImagePieces, ImageRows, ReadPicture
+    from gguf_io.pictures import PictureView
 
 
 Range = tuple[int, int]
@@ -29,14 +30,15 @@ _LETTERS = "abcdefghijklmnop"
 class Placeholders:
     """Replaces the names of control tokens and images, and restores them in rendered text.
 
-    Use one for all renderings of a prompt. rows: runs of image rows by their first id.
+    Use one for all renderings of a prompt. rows: runs of image rows by their first id. views: what the model sees of
+    each image.
     """
 
     def __init__(
         self,
         markup: Callable[[str], Sequence[Range]],
         kept: Sequence[str] = (),
-        see: "Callable[[bytes], ImagePieces]" = lambda _data: (),
+        see: "Callable[[Mapping[str, Any]], ReadPicture] | None" = None,
     ) -> None:
         """markup: finds the ranges of a text that name control tokens (Tokenizer.markup). kept: names that are not
         replaced in an assistant's content, since clients send reasoning back with its markers. see: encodes an image.
@@ -48,6 +50,7 @@ class Placeholders:
         self._hidden: dict[str, str] = {}  # placeholders of names
         self._images: dict[str, ImagePieces] = {}  # by placeholder
         self.rows: dict[int, ImageRows] = {}
+        self.views: list[PictureView] = []
 
     def hide_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Copies of the messages with all names of control tokens replaced, also in names, calls and results.
@@ -177,11 +180,13 @@ class Placeholders:
 
     def _line(self, part: Any) -> str:
         """A part of a content with images, as text."""
-        if not _is_image(part):
+        if not _is_image(part) or self._see is None:
             return str(part.get("text", "")) if isinstance(part, Mapping) else str(part)
         placeholder = self._new_placeholder()
-        self._images[placeholder] = pieces = self._see(part["data"])
-        self.rows |= {piece.ids[0]: piece for piece in pieces if not isinstance(piece, tuple)}
+        read = self._see(part)
+        self._images[placeholder] = read.pieces
+        self.rows |= {piece.ids[0]: piece for piece in read.pieces if not isinstance(piece, tuple)}
+        self.views.append(read.view)
         return placeholder
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.chat_template.messages import SYSTEM_ROLES
 from gguf_io.errors import TemplateError
-from gguf_io.image_rows import ImagePieces
+from gguf_io.image_rows import ReadPicture
+from gguf_io.pictures import Budget
 from gguf_io.tokenizer import Tokenizer
 from localllm.answer.harmony import before_answer
 from localllm.answer.placeholders import Placeholders, Range, has_images
@@ -24,6 +25,7 @@ LEAST_CHARACTERS = 2000
 MOST_KEPT = 16
 # Rendered after system text and tools, it shows where they end.
 _STAND_IN = {"role": "user", "content": "."}
+LOW_DETAIL_TOKENS = 128
 MARKUP_CHARACTERS = 30  # a guess at a message's markup
 
 
@@ -35,20 +37,36 @@ def render(
     enable_thinking: bool | None = None,
     continues: bool = False,
     namespace: str = "",
+    image_tokens: tuple[int | None, int | None] = (None, None),
     **extra: Any,
 ) -> "RenderedChat":
     """Render and tokenise a conversation for the assistant's answer.
 
     messages, tools: see AnswerRequest. continues: the answer continues the last message. namespace: users of others do
-    not share encoded images. extra: of the template's EXTRA_ARGUMENTS. Raises TemplateError, RequestError if the model
-    cannot read images, PictureError for a bad image.
+    not share encoded images. image_tokens: the least and the most of an image, None for the settings'. extra: of the
+    template's EXTRA_ARGUMENTS. Raises TemplateError, RequestError if the model cannot read images, PictureError for a
+    bad image or budget.
     """
     options = {"tools": tools or None, "enable_thinking": enable_thinking, **extra}
 
-    def see(data: bytes) -> ImagePieces:
-        return model.see(data, namespace=namespace)
+    def see(part: Mapping[str, Any]) -> ReadPicture:
+        return model.see(part["data"], _budget(part.get("detail"), image_tokens, model), namespace)
 
     return RenderedChat(model.tokenizer, model.template, messages, options, see, continues)
+
+
+def _budget(detail: object, given: tuple[int | None, int | None], model: LoadedModel) -> Budget:
+    """What an image may cost: as its part says, else as the request, else as the settings. Raises PictureError."""
+    if detail == "low":
+        return Budget(most_tokens=LOW_DETAIL_TOKENS)
+    if detail == "high":
+        return Budget(most_tokens=max(model.engine.context // 2, 1))
+    (least, most), usual = given, model.image_budget
+    if least is None and (most is None or most >= (usual.least_tokens or 0)):
+        least = usual.least_tokens
+    if most is None and (least is None or least <= (usual.most_tokens or least)):
+        most = usual.most_tokens
+    return Budget(least, most)
 
 
 class RenderedChat:
@@ -56,7 +74,8 @@ class RenderedChat:
 
     Only the template's own text is parsed for control tokens. Their names in messages and options stay text, except
     reasoning markers in an assistant's content. text, tokens: of the whole prompt. length: tokens of its messages; the
-    rest is the beginning of the answer. images: rows by their first id. starts_in_reasoning: whether the answer does.
+    rest is the beginning of the answer. images: rows by their first id. views: what the model sees of each image.
+    starts_in_reasoning: whether the answer does.
     """
 
     def __init__(
@@ -65,7 +84,7 @@ class RenderedChat:
         template: ChatTemplate,
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
-        see: Callable[[bytes], ImagePieces] = lambda _data: (),
+        see: Callable[[Mapping[str, Any]], ReadPicture] | None = None,
         continues: bool = False,
     ) -> None:
         """options: of ChatTemplate.render. see: encodes an image. continues: the answer continues the last message.
@@ -84,7 +103,7 @@ class RenderedChat:
         self.text, self.tokens = self._encode(rendered)
         self.length = len(self.tokens)
         self.starts_in_reasoning = template.starts_in_reasoning(rendered)
-        self.images = self._placeholders.rows
+        self.images, self.views = self._placeholders.rows, self._placeholders.views
         if continues:
             self._begin(hidden[-1])
 

@@ -28,8 +28,8 @@ class AnswerRequest:
     """A conversation to answer, or a text to continue, for any model. None means the model's default."""
 
     # In OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and {"type":
-    # "image", "data": bytes} of a file. The answer continues an assistant's message at the end, unless it has tool
-    # calls.
+    # "image", "data": bytes} of a file, with "detail": "low" or "high" if it shall take few or many tokens. The answer
+    # continues an assistant's message at the end, unless it has tool calls.
     messages: Sequence[Message] = ()
     # A model without its own chat template continues the messages' text.
     continues_text: bool = False
@@ -74,6 +74,9 @@ class AnswerRequest:
     stop: tuple[str, ...] | None = None
     ignore_eos: bool = False
     context_limit: int | None = None
+    # The least and the most tokens of each picture; None for the settings'.
+    image_min_tokens: int | None = None
+    image_max_tokens: int | None = None
     policy: ContextPolicy = ContextPolicy.REFUSE
     # adapters, keep, background, priority, namespace, client: see GenerationRequest.
     keep: int | None = None

@@ -158,6 +158,12 @@ class Conversation:
         self._read(self.store.fork(message.session_id, message.id))
 
     @property
+    def asked_pictures(self) -> int:
+        """How many pictures came with the last question."""
+        asked = next((message for message in reversed(self.messages) if message.role is Role.USER), None)
+        return len(asked.picture_names) if asked else 0
+
+    @property
     def picture_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for message in self.messages for name in message.picture_names))
 
@@ -221,6 +227,8 @@ class Conversation:
             sampling=changed(parameters.sampling()),
             max_tokens=parameters.max_tokens,
             context_limit=parameters.ctx,
+            image_min_tokens=parameters.image_min_tokens,
+            image_max_tokens=parameters.image_max_tokens,
             policy=ContextPolicy.DROP_MESSAGES,
             tools=tools,
             tool_choice=tool_choice,

@@ -9,11 +9,16 @@ from localllm.engine.request import FinishReason
 
 
 def note_end(
-    message: Message, last: AnswerEvent, unseen: Sequence[str], before: Mapping[str, Any] | None = None
+    message: Message,
+    last: AnswerEvent,
+    unseen: Sequence[str],
+    before: Mapping[str, Any] | None = None,
+    pictures: int = 0,
 ) -> None:
     """Record how an answer ended and its statistics.
 
     unseen: names of pictures that were not sent. before: the statistics of the part that the answer continues.
+    pictures: how many came with the question; of those, what the model saw is recorded.
     """
     counts, timings = last.counts, last.timings
     decoded = counts.generated - 1
@@ -33,6 +38,7 @@ def note_end(
         "speed": decoded / timings.decode_s if decoded > 0 and timings.decode_s > 0 else 0.0,
         "seed": last.seed,
         "unseen": list(unseen),
+        "pictures": [str(view) for view in last.pictures[-pictures:]] if pictures else [],
     }
     message.stats = _joined(before, stats) if before else stats
 

@@ -27,6 +27,8 @@ class Parameters(CommonSampling):
     system: str = ""
     max_tokens: int | None = None
     ctx: int | None = None
+    image_min_tokens: int | None = None
+    image_max_tokens: int | None = None
     think: bool | None = None
     rivals: int = 0
     tools: bool = False

@@ -111,7 +111,7 @@ class Message:
         for end in (self.finish_reason, self.error):
             _check(end, str | None)
         for name, value in self.stats.items():
-            _check(value, list if name == "unseen" else int | float | None)
+            _check(value, list if name in ("unseen", "pictures") else int | float | None)
         for call in self.calls:
             _check(call.name, str)
             _check(call.arguments, dict)

@@ -152,6 +152,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             printing.write_json(printed, model, started.placement, started.load_s)
         else:
             printing.note_cut(last, max_tokens)
+            printing.note_pictures(last)
         if last.finish_reason is FinishReason.STOP and isinstance(request.format, dict):
             from localllm.answer.schema_check import unmet
 

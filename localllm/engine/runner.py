@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_io.image_rows import ImageRows, SeenPieces
-from gguf_io.pictures import Picture
+from gguf_io.image_rows import ImageRows, SeenPicture
+from gguf_io.pictures import Budget, Picture
 from gguf_io.runner_info import RunnerInfo
 
 # Adapters by number, each with its weight; ascending, none with weight 0. The same type as gpu_offload.adapters'.
@@ -188,7 +188,7 @@ def reusable(runner: Runner, sequence: int, length: int) -> int:
 class Projector(Protocol):
     """Encodes pictures. Thread-safe."""
 
-    def see(self, picture: Picture, content: bytes) -> SeenPieces:
+    def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
         """A picture as rows and what the model reads around them. content: a digest of it, of which rows' ids are made.
 
         Raises PictureError for a picture that the model cannot take.

@@ -52,6 +52,12 @@ COMPUTING: dict[str, object] = {
     "mmproj": Annotated[
         str | None, typer.Option(metavar="FILE", help="Image projector, or none (the one beside the model).")
     ],
+    "image_min_tokens": Annotated[
+        int | None, typer.Option(metavar="N", help="At least N tokens for each picture (the model's limit).")
+    ],
+    "image_max_tokens": Annotated[
+        int | None, typer.Option(metavar="N", help="At most N tokens for each picture (the model's limit).")
+    ],
     "rpc": Annotated[
         list[str] | None,
         typer.Option(metavar="HOST:PORT", help="Put layers on llama.cpp's worker there; repeatable, or with commas."),

@@ -109,6 +109,12 @@ def note_cut(last: AnswerEvent, max_tokens: int | None) -> None:
         note(f"The answer is cut off: with its prompt it reached {used:,} tokens. Raise --ctx or --max-tokens.")
 
 
+def note_pictures(last: AnswerEvent) -> None:
+    """Tell the user on stderr what the model saw of each picture."""
+    for number, view in enumerate(last.pictures, 1):
+        note(f"Picture {number}: {view}")
+
+
 def show_progress(event: AnswerEvent, status: StatusLine) -> None:
     """Show queueing or prefill progress; clear the line once prefill is done."""
     if event.progress is None:
@@ -141,6 +147,7 @@ def end_fields(last: AnswerEvent, model: str, load_s: float) -> dict[str, Any]:
         "accepted_tokens": last.counts.accepted,
         "completion_tokens": last.counts.generated,
         "finish_reason": last.finish_reason,
+        **({"pictures": [view.fields() for view in last.pictures]} if last.pictures else {}),
         "model": model,
         "timings": {"load_s": load_s, **asdict(last.timings)},
     }

@@ -20,6 +20,8 @@ from localllm.text import BOOLEANS, nearest, shortened
 # Supported parameters, and the type of their values. `stop` may occur many times.
 SUPPORTED: dict[str, type] = {
     **{name: float if isinstance(value, float) else int for name, value in asdict(CommonSampling()).items()},
+    "image_max_tokens": int,
+    "image_min_tokens": int,
     "num_ctx": int,
     "num_keep": int,
     "num_predict": int,

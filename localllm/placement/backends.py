@@ -281,6 +281,8 @@ def plan_request(file: ModelFile, settings: Settings, projector: Path | None = N
         split_mode=settings.split_mode or ("layer" if settings.main_gpu is None else "none"),
         lora=tuple(path for path, _ in usual_adapters(settings)),
         mmproj=projector,
+        image_min_tokens=settings.image_min_tokens,
+        image_max_tokens=settings.image_max_tokens,
     )
     return Request(
         reason,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from cpu_kernels.cores import usable_processors
 from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
-from gguf_io.image_rows import ImagePieces, ImageRows
+from gguf_io.image_rows import ReadPicture
+from gguf_io.pictures import Budget
 from gguf_io.runner_info import LoadProgress
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.disk_cache import digest_of, disk_cache_of
@@ -78,12 +79,12 @@ class LoadedModel:
 
     def image_tokens(self, data: bytes) -> int:
         """Context tokens of an image. Encodes it, and raises as `see` does."""
-        return sum(len(piece.ids) if isinstance(piece, ImageRows) else len(piece) for piece in self.see(data))
+        return self.see(data).view.tokens
 
-    def see(self, data: bytes, namespace: str = "") -> ImagePieces:
+    def see(self, data: bytes, budget: Budget | None = None, namespace: str = "") -> ReadPicture:
         """An image as rows and token ids. Raises RequestError if the model cannot read images, PictureError.
 
-        namespace: users of others do not share encoded images.
+        budget: None for the settings'. namespace: users of others do not share encoded images.
         """
         runner = self.engine.runner
         if not isinstance(runner, SeesImages) or runner.projector is None:
@@ -93,7 +94,13 @@ class LoadedModel:
             )
         with self._images_lock:
             self._images = self._images or self._image_reader(runner.projector)
-        return self._images.see(data, namespace)
+        return self._images.see(data, budget or self.image_budget, namespace)
+
+    @property
+    def image_budget(self) -> Budget:
+        """What a picture may cost unless a request says otherwise."""
+        settings = self.placement.settings
+        return Budget(settings.image_min_tokens, settings.image_max_tokens)
 
     def _image_reader(self, projector: Projector) -> ImageReader:
         path = self.placement.options.mmproj

@@ -70,6 +70,9 @@ def _limits(request: AnswerRequest) -> dict[str, Any]:
         fields["logit_bias"] = {str(token): BANNED if bias == -math.inf else bias for token, bias in biases.items()}
     if request.max_tokens is not None and request.max_tokens >= 0:
         fields["max_tokens"] = request.max_tokens
+    for name in ("image_min_tokens", "image_max_tokens"):  # of localllm's own server
+        if (tokens := getattr(request, name)) is not None:
+            fields[name] = tokens
     if request.stop:
         fields["stop"] = list(request.stop)
     if request.grammar is not None:
@@ -134,9 +137,11 @@ def _content(content: Any) -> Any:
     """Content with images as data: URLs (https://platform.openai.com/docs/guides/images-vision)."""
     if not isinstance(content, list):
         return content
-    return [_image(part["data"]) if part.get("type") == "image" else part for part in content]
+    return [_image(part) if part.get("type") == "image" else part for part in content]
 
 
-def _image(data: bytes) -> dict[str, Any]:
+def _image(part: Mapping[str, Any]) -> dict[str, Any]:
+    data, detail = part["data"], {"detail": part["detail"]} if "detail" in part else {}
     kind = "png" if data.startswith(_PNG) else "jpeg"
-    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}}
+    url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url, **detail}}

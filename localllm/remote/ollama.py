@@ -87,6 +87,7 @@ class OllamaModel:
                 "Ollama's protocol"
             )
         limits = {"num_predict": request.max_tokens, "num_ctx": request.context_limit, "num_keep": request.keep}
+        limits |= {"image_min_tokens": request.image_min_tokens, "image_max_tokens": request.image_max_tokens}
         options = {**request.sampling, **limits, "stop": list(request.stop) if request.stop else None}
         body: dict[str, Any] = {
             "model": self.name,

@@ -70,7 +70,7 @@ class RemotePrompt:
     read: Reader
     tokens: None = None
     text: None = None
-    images: int = 0
+    pictures: tuple[()] = ()
 
     def submit(self, choice: int = 0) -> "RemoteStream":
         """See Prompt. Does not block; the stream reports a refusal."""

@@ -44,6 +44,7 @@ from localllm.server.limits import (
     MAX_TOOLS,
 )
 from localllm.server.options import parse_duration
+from localllm.settings import IMAGE_TOKENS
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ Number = Annotated[float, BeforeValidator(_not_boolean), Field(allow_inf_nan=Fal
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Limit = Annotated[int, Field(ge=-1, le=MAX_INT)]  # of tokens; -1: as many as fit
 Whole = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+ImageTokens = Annotated[int, Field(ge=IMAGE_TOKENS.low, le=IMAGE_TOKENS.high)]
 Object = dict[str, Any]
 # fail_fast: validation stops at the first wrong item. A list may have two million.
 Tokens = Annotated[list[Count], Field(fail_fast=True)]
@@ -251,13 +253,15 @@ class SamplingFields(Body):
 class Extensions(SamplingFields, ComputedBody):
     """Our additions to OpenAI's and Anthropic's protocols.
 
-    num_ctx limits the context, truncate drops old messages that do not fit, progress asks for events before the first
-    token. lora replaces the default adapters; an empty list uses none. service_tier "flex", OpenAI's, lets other
-    requests go first; so does a higher priority, vLLM's. prompt_cache_key and prompt_cache_retention, OpenAI's, pin the
-    prompt.
+    num_ctx limits the context, image_min_tokens and image_max_tokens each picture's tokens, truncate drops old messages
+    that do not fit, progress asks for events before the first token. lora replaces the default adapters; an empty list
+    uses none. service_tier "flex", OpenAI's, lets other requests go first; so does a higher priority, vLLM's.
+    prompt_cache_key and prompt_cache_retention, OpenAI's, pin the prompt.
     """
 
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
+    image_min_tokens: ImageTokens | None = None
+    image_max_tokens: ImageTokens | None = None
     progress: bool = False
     lora: Annotated[list[AppliedAdapter], Field(fail_fast=True, max_length=MAX_ADAPTERS)] | None = None
     service_tier: str | None = None
@@ -277,6 +281,8 @@ class Extensions(SamplingFields, ComputedBody):
             "defaults": DEFAULTS,
             "stop": None if stop is None else stop_strings(stop),
             "context_limit": self.num_ctx,
+            "image_min_tokens": self.image_min_tokens,
+            "image_max_tokens": self.image_max_tokens,
             "policy": ContextPolicy.DROP_MESSAGES if self.truncate else ContextPolicy.REFUSE,
             "background": self.service_tier == "flex",
             "priority": self.priority,

@@ -57,14 +57,18 @@ def image_part(encoded: object) -> Part:
     return {"type": "image", "data": data}
 
 
-def image_part_of_url(url: object) -> Part:
-    """A content part with an image, from a data: URL. Raises ApiError 400, also for other URLs: nothing is fetched."""
+def image_part_of_url(url: object, detail: object = None) -> Part:
+    """A content part with an image, from a data: URL. Raises ApiError 400, also for other URLs: nothing is fetched.
+
+    detail: OpenAI's; low and high change how many tokens the image takes.
+    """
     if not isinstance(url, str) or not url.startswith("data:"):
         raise ApiError(400, _NO_FETCHING)
     head, comma, _ = url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise ApiError(400, "an image's data: URL must be in base64, such as data:image/png;base64,...")
-    return image_part(url)
+    part = image_part(url)
+    return {**part, "detail": detail} if detail in ("low", "high") else part
 
 
 def noted_image(read: Callable[[], Part]) -> Part:
@@ -160,9 +164,10 @@ def _part(part: Any, role: str) -> Part:
             raise ApiError(400, f"a part of type {kind} needs text")
         return text_part(text)
     if kind in ("image_url", "input_image") and role in ("user", "tool"):
-        url = part.get("image_url")
-        url = url.get("url") if isinstance(url, dict) else url
-        return image_part_of_url(url) if role == "user" else noted_image(lambda: image_part_of_url(url))
+        about = part.get("image_url")
+        about = about if isinstance(about, dict) else {"url": about, "detail": part.get("detail")}
+        url, detail = about.get("url"), about.get("detail")
+        return image_part_of_url(url, detail) if role == "user" else noted_image(lambda: image_part_of_url(url, detail))
     if kind in ("file", "input_file"):
         about = part.get("file") if isinstance(part.get("file"), dict) else part
         return file_part(about.get("file_data"), about.get("filename"))

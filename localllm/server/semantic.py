@@ -120,7 +120,7 @@ class StoredPrompt:
 
     tokens: tuple[int, ...] = ()
     text = None
-    images = 0
+    pictures: tuple[()] = ()
 
     def __init__(self, hit: Hit) -> None:
         self._hit = hit

@@ -119,7 +119,7 @@ class Run:
                     warnings = await interruptible(partial(unmet, request, answer), MAX_PREPARING)
                     if warnings:
                         log.warning("an answer does not fit a JSON Schema that is not enforced in full")
-                    event = replace(event, warnings=warnings)  # noqa: PLW2901
+                    event = replace(event, warnings=(*event.warnings, *warnings))  # noqa: PLW2901
                 if event.finish_reason is not None:
                     ignored = tuple(f"Ignored: {what}." for what in IGNORED.get() or ())
                     answer.last = replace(event, warnings=(*ignored, *event.warnings))

@@ -142,6 +142,7 @@ def _token(token: bytes, logprob: float) -> dict[str, Any]:
     return {"token": token.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(token)}
 
 
-def warnings_of(last: AnswerEvent) -> dict[str, list[str]]:
-    """The last event's warnings, our addition to every protocol; no field if there are none."""
-    return {"warnings": list(last.warnings)} if last.warnings else {}
+def notes_of(last: AnswerEvent) -> dict[str, list[Any]]:
+    """The last event's warnings and pictures, our addition to every protocol; no field if there are none."""
+    warnings = {"warnings": list(last.warnings)} if last.warnings else {}
+    return {**warnings, **({"pictures": [view.fields() for view in last.pictures]} if last.pictures else {})}

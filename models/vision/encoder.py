@@ -13,13 +13,14 @@ from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Step
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
+from gguf_io.pictures import DEFAULT_BUDGET, Budget
 from gguf_io.runner_info import LoadProgress
 from models.errors import UnsupportedModelError, kernels_needed
 from models.needs import HeaderLoader, Needs, addressable, touched_bytes
 from models.steps import compiling, usable_threads
 from models.vision.config import projector_kind
 from models.vision.family import Family, Passes, Progress, Rows, StoppedError
-from models.vision.layout import DEFAULT_BUDGET, Budget, ImageLayout, PictureSizeError
+from models.vision.layout import ImageLayout, PictureSizeError
 from models.vision.pixels import Pixels
 from models.vision.recording import VisionRecording
 from models.weights import WeightLoader

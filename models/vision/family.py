@@ -13,9 +13,10 @@ from cpu_kernels.records import Ahead, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.tuning import prefetch
 from gguf_io import ModelFile
+from gguf_io.pictures import Budget, Size
 from models.sizes.state import SlotSizes
 from models.steps import step_fields
-from models.vision.layout import Budget, ImageLayout, Size
+from models.vision.layout import ImageLayout
 from models.vision.pixels import Pixels
 from models.vision.recording import Part, VisionRecording
 from models.weights import WeightLoader

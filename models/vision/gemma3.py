@@ -6,9 +6,10 @@ does unless pan and scan is asked for.
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
+from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
 from models.vision.family import Family, Passes, Rows
-from models.vision.layout import Budget, ImageLayout, Run, Size
+from models.vision.layout import ImageLayout, Run
 from models.vision.pixels import BILINEAR, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, record_norm, record_patches

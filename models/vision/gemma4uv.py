@@ -9,9 +9,10 @@ import numpy as np
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
+from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
 from models.vision.family import Family, Passes, Rows
-from models.vision.layout import Budget, ImageLayout, PictureSizeError, Run, Size, filled_size
+from models.vision.layout import ImageLayout, PictureSizeError, Run, filled_size
 from models.vision.pixels import BICUBIC, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording, rows_of_a_pass
 from models.vision.stages import TORCH_EPSILON
@@ -79,9 +80,7 @@ class Gemma4Unified(Family):
 
 def filled_layout(source: Size, budget: Budget, unit: int, longest: int, *, sees_all: bool) -> ImageLayout:
     """The layout of a picture that fills Gemma 4's budget. unit: pixels along a row's side. longest: of the picture."""
-    most = budget.most_tokens or max(USUAL_TOKENS, budget.least_tokens or 0)
-    if most > MOST_TOKENS:
-        raise PictureSizeError(f"This model's pictures have at most {MOST_TOKENS:,} tokens, not {most:,}.")
+    most = min(budget.most_tokens or max(USUAL_TOKENS, budget.least_tokens or 0), MOST_TOKENS)
     size = filled_size(source, unit, most)
     if max(size) > longest:
         raise PictureSizeError(

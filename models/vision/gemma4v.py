@@ -11,6 +11,7 @@ import numpy as np
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
+from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
 from models.vision.family import Family, Passes, Rows
 from models.vision.gemma4uv import (
@@ -21,7 +22,7 @@ from models.vision.gemma4uv import (
     projection_width,
     table_positions,
 )
-from models.vision.layout import Budget, ImageLayout, Size
+from models.vision.layout import ImageLayout
 from models.vision.pixels import BICUBIC, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording
 from models.vision.stages import record_linear, record_patches

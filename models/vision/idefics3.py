@@ -4,9 +4,10 @@ Source: tools/mtmd/models/siglip.cpp in llama.cpp, and Idefics 3's image process
 """
 
 from gguf_io import ModelFile
+from gguf_io.pictures import Budget, Size
 from models.vision.config import MAX_SIDE, PREFIX, read_vision_config
 from models.vision.family import Passes, Rows
-from models.vision.layout import Budget, ImageLayout, Run, Size
+from models.vision.layout import ImageLayout, Run
 from models.vision.pixels import LANCZOS, Pixels, resized, tiles_of
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, record_linear
@@ -34,11 +35,11 @@ class Idefics3(Vit):
 
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
         side = self.config.side
+        run = Run((self.across // self.config.merge) ** 2)
         for longest in range(self._longest, 0, -side):
             columns, rows = (-(-pixels // side) for pixels in _scaled(source, longest))
-            if budget.most_tiles is None or columns * rows <= budget.most_tiles or longest <= side:
+            if budget.most_tokens is None or (columns * rows + 1) * run.count <= budget.most_tokens or longest <= side:
                 break
-        run = Run((self.across // self.config.merge) ** 2)
         whole = (side, side)
         if columns * rows == 1:
             return ImageLayout(source, whole, (_AROUND + _WHOLE, run, _AROUND))

@@ -6,9 +6,10 @@ Source: tools/mtmd/models/internvl.cpp in llama.cpp; grids are those of InternVL
 import numpy as np
 
 from gguf_io import ModelFile
+from gguf_io.pictures import Budget, Size
 from models.vision.config import PREFIX, read_vision_config
 from models.vision.family import Passes, Rows
-from models.vision.layout import Budget, ImageLayout, Run, Size, closest_grid
+from models.vision.layout import ImageLayout, Run, closest_grid
 from models.vision.pixels import BICUBIC, Pixels, resized, tiles_of
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, record_mlp
@@ -38,10 +39,13 @@ class InternVL(Vit):
 
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
         side = self.config.side
-        most = min(self._most, budget.most_tiles or self._most)
+        tile = (self.across // self.config.merge) ** 2
+        most = self._most
+        if budget.most_tokens is not None:  # several tiles come with an overview
+            most = max(1, min(most, budget.most_tokens // tile - 1))
         columns, rows = closest_grid(source, side, min(self._least, most), most)
         count = columns * rows
-        run = Run((count + (count > 1)) * (self.across // self.config.merge) ** 2)
+        run = Run((count + (count > 1)) * tile)
         overview = (side, side) if count > 1 else None
         return ImageLayout(source, (columns * side, rows * side), (BEGIN, run, END), (rows, columns), overview)
 

@@ -7,39 +7,11 @@ import math
 from dataclasses import dataclass, field
 
 from gguf_io.errors import LocalLLMError
-
-Size = tuple[int, int]
-"""Width and height in pixels."""
+from gguf_io.pictures import Size
 
 
 class PictureSizeError(LocalLLMError):
-    """A picture whose shape an encoder cannot take, or a budget that it cannot keep."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What a picture may cost; None for the model's own limits.
-
-    least_tokens, most_tokens: rows of embeddings, for encoders that scale pictures to any size. most_tiles: for those
-    that cut pictures into tiles of a fixed size, without the overview.
-    """
-
-    least_tokens: int | None = None
-    most_tokens: int | None = None
-    most_tiles: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raise PictureSizeError for numbers that are not positive, or not in order."""
-        numbers = self.least_tokens, self.most_tokens, self.most_tiles
-        if any(number is not None and number < 1 for number in numbers):
-            raise PictureSizeError("A picture's budget must be at least 1 token and 1 tile.")
-        if self.least_tokens and self.most_tokens and self.least_tokens > self.most_tokens:
-            raise PictureSizeError(
-                f"A picture cannot have at least {self.least_tokens:,} and at most {self.most_tokens:,} tokens."
-            )
-
-
-DEFAULT_BUDGET = Budget()
+    """A picture whose shape an encoder cannot take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io import ModelFile
+from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
 from models.vision.family import Passes, Rows
-from models.vision.layout import Budget, ImageLayout, PictureSizeError, Run, Size, closest_grid, rounded_size
+from models.vision.layout import ImageLayout, Run, closest_grid, rounded_size
 from models.vision.pixels import BILINEAR, Pixels, resized, tiles_of
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, record_mlp
@@ -39,14 +40,10 @@ class Lfm2(Vit):
 
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
         unit = self.config.patch * self.config.merge
-        if (budget.least_tokens or 0) > _MOST_TOKENS:
-            raise PictureSizeError(
-                f"This model's pictures have at most {_MOST_TOKENS:,} tokens beside tiles, not {budget.least_tokens:,}."
-            )
         most = min(budget.most_tokens or _MOST_TOKENS, _MOST_TOKENS)
         size = rounded_size(source, unit, min(budget.least_tokens or _LEAST_TOKENS, most), most)
         whole, tile = Run(size[0] // unit * (size[1] // unit)), Run(math.ceil(_TILE / unit) ** 2)
-        tiles = _MOST_TILES if budget.most_tiles is None else min(budget.most_tiles, _MOST_TILES)
+        tiles = _MOST_TILES
         if budget.most_tokens is not None:
             tiles = min(tiles, (budget.most_tokens - whole.count) // tile.count)
         natural = max(1, round(source[0] / unit)) * max(1, round(source[1] / unit))

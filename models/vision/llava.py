@@ -5,10 +5,11 @@ returns the class in place of the first patch.
 """
 
 from gguf_io import ModelFile
+from gguf_io.pictures import Budget, Size
 from models.errors import refusal
 from models.vision.config import PREFIX, read_vision_config
 from models.vision.family import Passes, Rows
-from models.vision.layout import Budget, ImageLayout, Run, Size
+from models.vision.layout import ImageLayout, Run
 from models.vision.pixels import BICUBIC, Pixels, padded_to_square
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, record_mlp

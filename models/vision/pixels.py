@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from gguf_io.pictures import Size
 from models.vision.config import VisionConfig
-from models.vision.layout import Size
 
 Pixels = NDArray[np.uint8]
 BILINEAR, BICUBIC, LANCZOS = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS

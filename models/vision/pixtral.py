@@ -8,10 +8,11 @@ import math
 import numpy as np
 
 from gguf_io import ModelFile
+from gguf_io.pictures import Budget, Size
 from gguf_io.errors import ModelFileError
 from models.vision.config import read_vision_config
 from models.vision.family import Family, Passes, Rows
-from models.vision.layout import Budget, ImageLayout, PictureSizeError, Run, Size, rounded_size
+from models.vision.layout import ImageLayout, Run, rounded_size
 from models.vision.pixels import BICUBIC, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, needed_norm, record_linear, record_mlp, record_patches
@@ -49,13 +50,12 @@ class Pixtral(Family):
 
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
         unit, most = self._unit, self._most
-        if (budget.least_tokens or 0) > most:
-            raise PictureSizeError(f"This model's pictures have at most {most:,} tokens, not {budget.least_tokens:,}.")
+        least = min(budget.least_tokens or 0, most)
         for longest in range(self.config.side, 0, -unit):
             shrink = max(1.0, max(source) / longest)
             columns, rows = (max(1, math.ceil(math.floor(side / shrink) / unit)) for side in source)
-            if columns * rows < (budget.least_tokens or 0):
-                sides = rounded_size(source, unit, budget.least_tokens or 0, most)
+            if columns * rows < least:
+                sides = rounded_size(source, unit, least, most)
                 columns, rows = sides[0] // unit, sides[1] // unit
             run = Run(rows * (columns + 1) - 1)
             if budget.most_tokens is None or run.count <= budget.most_tokens:

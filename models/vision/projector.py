@@ -4,9 +4,9 @@ import threading
 
 from gguf_io import ModelFile
 from gguf_io.errors import PictureError
-from gguf_io.image_rows import ImageRows, SeenPieces, grid_of, row_ids
+from gguf_io.image_rows import ImageRows, SeenPicture, grid_of, row_ids
 from gguf_io.interruption import checkpoint
-from gguf_io.pictures import Picture
+from gguf_io.pictures import Budget, Picture
 from gguf_io.runner_info import LoadProgress
 from models.kv_layout import MAX_ROWS
 from models.vision.encoder import open_encoder
@@ -34,21 +34,24 @@ class NativeProjector:
         """Values of a row."""
         return self._encoder.width
 
-    def see(self, picture: Picture, content: bytes) -> SeenPieces:
+    def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
         """See localllm.engine.runner.Projector. Ends early if the work is cancelled (gguf_io.interruption)."""
         try:
-            layout = self._encoder.layout(*picture.size)
+            layout = self._encoder.layout(*picture.size, budget)
         except PictureSizeError as error:
             raise PictureError(error.message) from error
         longest = max((run.count for run in layout.runs if run.sees_all), default=0)
         if layout.tokens >= self._context or longest > MAX_ROWS:
             room = f"the context of {self._context:,}" if layout.tokens >= self._context else f"{MAX_ROWS} at once"
-            raise PictureError(f"The image takes {layout.tokens:,} tokens, more than {room}. Send a smaller one.")
+            raise PictureError(
+                f"The image takes {layout.tokens:,} tokens, more than {room}. Lower image_max_tokens, or send a "
+                "smaller one."
+            )
         with self._lock:
             encoded = self._encoder.encode(picture.pixels, layout, _Cancelled())
         assert encoded is not None
         rows = iter(encoded)
-        return tuple(
+        pieces = tuple(
             ImageRows(
                 row_ids(content, number, piece.count), next(rows), piece.sees_all, piece.grid and grid_of(*piece.grid)
             )
@@ -56,6 +59,7 @@ class NativeProjector:
             else piece
             for number, piece in enumerate(layout.pieces)
         )
+        return SeenPicture(pieces, layout.resized, layout.tiles)
 
     def close(self) -> None:
         """Free the encoder. Idempotent."""

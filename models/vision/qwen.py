@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
+from gguf_io.pictures import Budget, Size
 from models.vision.config import PREFIX, read_vision_config
 from models.vision.family import Family, Passes, Rows
-from models.vision.layout import Budget, ImageLayout, PictureSizeError, Run, Size, rounded_size
+from models.vision.layout import ImageLayout, Run, rounded_size
 from models.vision.pixels import BICUBIC, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording
 from models.vision.stages import matrix_outputs, needed_norm, record_mlp, record_norm, record_patches
@@ -59,9 +60,7 @@ class Qwen(Family):
         self.picture_bytes = MOST_TOKENS * (squares * of_row + 4 * self.width)
 
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
-        most = budget.most_tokens or max(MOST_TOKENS, budget.least_tokens or 0)
-        if most > MOST_TOKENS:
-            raise PictureSizeError(f"This model's pictures have at most {MOST_TOKENS:,} tokens, not {most:,}.")
+        most = min(budget.most_tokens or MOST_TOKENS, MOST_TOKENS)
         least = min(budget.least_tokens or _LEAST_TOKENS.get(self.config.kind, 4), most)
         size = rounded_size(source, self._unit, least, most)
         rows, columns = size[1] // self._unit, size[0] // self._unit

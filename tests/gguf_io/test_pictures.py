@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from gguf_io import pictures
 from gguf_io.errors import PictureError
@@ -137,3 +137,30 @@ def test_a_bomb_of_text_takes_no_memory() -> None:
     with pytest.raises(PictureError, match="image"):
         pictures.decode(data)
     assert pictures.decode(png(1)).size == (40, 30)
+
+
+def page(size: int, width: int = 1000, height: int = 700) -> pictures.Picture:
+    """Lines of text in letters of a size, black on white."""
+    image = Image.new("RGB", (width, height), "white")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(size)
+    for line in range(height // (size + size // 3)):
+        draw.text((20, line * (size + size // 3)), "The quick brown fox jumps over the lazy dog. " * 4, "black", font)
+    return pictures.Picture(np.asarray(image))
+
+
+@pytest.mark.parametrize(
+    ("size", "shrunk", "hinted"),
+    [(14, 0.4, True), (14, 1.0, False), (28, 0.25, True), (28, 0.8, False), (60, 0.4, False)],
+)
+def test_small_text_is_noticed_only_where_it_became_unreadable(size: int, shrunk: float, hinted: bool) -> None:
+    shown = page(size)
+    resized = round(shown.size[0] * shrunk), round(shown.size[1] * shrunk)
+    assert pictures.text_is_too_small(shown, resized) is hinted
+
+
+def test_pictures_without_text_give_no_hint() -> None:
+    rng = np.random.default_rng(5)
+    noise = rng.integers(0, 256, (600, 800, 3), np.uint8)
+    ramp = np.repeat(np.linspace(0, 255, 800, dtype=np.uint8)[None, :, None], 600, 0).repeat(3, 2)
+    for pixels in (noise, ramp, np.full((600, 800, 3), 255, np.uint8), np.zeros((600, 1, 3), np.uint8)):
+        assert not pictures.text_is_too_small(pictures.Picture(pixels), (40, 30))

@@ -10,7 +10,7 @@ import numpy as np
 from gguf_io import load_tokenizer
 from gguf_io.image_rows import ImagePieces, ImageRows, SeenPieces
 from gguf_io.model_file import open_model
-from gguf_io.pictures import decode
+from gguf_io.pictures import DEFAULT_BUDGET, decode
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from models.native_runner import NativeRunner
@@ -59,7 +59,7 @@ def oracle_logits(path: Path, projector: Path, image: bytes) -> np.ndarray:
 def see(runner: LlamaCppRunner | NativeRunner, data: bytes) -> SeenPieces:
     """A picture file as the runner's projector makes it."""
     assert runner.projector is not None
-    return runner.projector.see(decode(data), hashlib.sha256(data).digest())
+    return runner.projector.see(decode(data), hashlib.sha256(data).digest(), DEFAULT_BUDGET).pieces
 
 
 def append(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gguf_io.errors import PictureError
-from gguf_io.image_rows import ImageRows, SeenPieces, grid_of, row_ids
-from gguf_io.pictures import Picture
+from gguf_io.image_rows import ImageRows, SeenPicture, grid_of, row_ids
+from gguf_io.pictures import Budget, Picture
 from localllm import image_reader
 from localllm.image_reader import ImageReader
 from tests.gpu_offload.projector_files import png, png_of
@@ -21,10 +21,11 @@ class Counting:
     def __init__(self) -> None:
         self.calls = 0
 
-    def see(self, picture: Picture, content: bytes) -> SeenPieces:
+    def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
         self.calls += 1
         rows = np.full((6, 5), picture.pixels.mean(), np.float32) + np.arange(5, dtype=np.float32) / 3
-        return "<a>", ImageRows(row_ids(content, 1, 6), rows, True, grid_of(2, 3)), (7,)
+        pieces = "<a>", ImageRows(row_ids(content, 1, 6), rows, True, grid_of(2, 3)), (7,)
+        return SeenPicture(pieces, (budget.most_tokens or 30, 20), (1, 2))
 
 
 def reader(folder: Path | None, projector: Counting, identity: str = "encoder") -> ImageReader:
@@ -38,10 +39,10 @@ def test_a_picture_is_encoded_once_in_any_encoding(tmp_path: Path) -> None:
     assert images.see(png(1)) is first
     again = images.see(png(1) + b"more bytes after the end")
     assert again is first and projector.calls == 1
-    assert first[0] == (60, 97, 62) and first[2] == (7,)
+    assert first.pieces[0] == (60, 97, 62) and first.pieces[2] == (7,)
     assert images.see(png(2)) is not first and projector.calls == 2
     turned = images.see(png_of(TALL)), images.see(png_of(TALL.transpose(1, 0, 2)))  # the same bytes of pixels
-    assert turned[0][1] is not turned[1][1]
+    assert turned[0].pieces[1] is not turned[1].pieces[1]
     assert not list(tmp_path.iterdir())
 
 
@@ -50,8 +51,9 @@ def test_pictures_are_found_on_disk_after_a_restart_bit_by_bit(tmp_path: Path) -
     made = reader(tmp_path / "images", first).see(png(1))
     found = reader(tmp_path / "images", second).see(png(1))
     assert (first.calls, second.calls) == (1, 0)
-    assert (made[0], made[2]) == (found[0], found[2])
-    one, other = made[1], found[1]
+    assert made.view == found.view and (made.view.resized, made.view.tiles, made.view.tokens) == ((30, 20), (1, 2), 10)
+    assert (made.pieces[0], made.pieces[2]) == (found.pieces[0], found.pieces[2])
+    one, other = made.pieces[1], found.pieces[1]
     assert isinstance(one, ImageRows) and isinstance(other, ImageRows)
     assert one.ids == other.ids and one.sees_all is other.sees_all
     np.testing.assert_array_equal(one.embeddings, other.embeddings)
@@ -62,10 +64,19 @@ def test_pictures_are_found_on_disk_after_a_restart_bit_by_bit(tmp_path: Path) -
 @pytest.mark.parametrize(("identity", "namespace"), [("another encoder", ""), ("encoder", "another user")])
 def test_encoders_and_users_share_nothing(identity: str, namespace: str, tmp_path: Path) -> None:
     projector = Counting()
-    one = reader(tmp_path, projector).see(png(1))
-    other = reader(tmp_path, projector, identity).see(png(1), namespace)
+    (_, one, _), _ = reader(tmp_path, projector).see(png(1))
+    (_, other, _), _ = reader(tmp_path, projector, identity).see(png(1), namespace=namespace)
     assert projector.calls == 2
-    assert isinstance(one[1], ImageRows) and isinstance(other[1], ImageRows) and one[1].ids[0] != other[1].ids[0]
+    assert isinstance(one, ImageRows) and isinstance(other, ImageRows) and one.ids[0] != other.ids[0]
+
+
+def test_another_budget_is_another_picture(tmp_path: Path) -> None:
+    projector = Counting()
+    images = reader(tmp_path, projector)
+    small, usual = images.see(png(1), Budget(most_tokens=7)), images.see(png(1))
+    assert (small.view.resized, usual.view.resized, projector.calls) == ((7, 20), (30, 20), 2)
+    assert images.see(png(1), Budget(most_tokens=7)) is small
+    assert reader(tmp_path, projector).see(png(1), Budget(None, 7)).view == small.view and projector.calls == 2
 
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "empty", "of another"])
@@ -82,7 +93,7 @@ def test_a_damaged_file_is_encoded_again(change: str, tmp_path: Path) -> None:
         data[len(data) // 2] ^= 4
     path.write_bytes(data[:-3] if change == "cut" else b"" if change == "empty" else data)
     calls = projector.calls
-    assert isinstance(reader(tmp_path, projector).see(png(1))[1], ImageRows)
+    assert isinstance(reader(tmp_path, projector).see(png(1)).pieces[1], ImageRows)
     assert projector.calls == calls + 1
     reader(tmp_path, projector).see(png(1))
     assert projector.calls == calls + 1  # it was written again

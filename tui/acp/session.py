@@ -190,7 +190,8 @@ class Session(ToolLoop):
             request = conversation.request(continues, info.sees, await self._offered(info), tool_choice)
             answer = await in_thread(lambda: backend.submit(request))
             last = await self._follow(answer, message)
-            note_end(message, last, () if info.sees else conversation.picture_names, before)
+            unseen = () if info.sees else conversation.picture_names
+            note_end(message, last, unseen, before, conversation.asked_pictures)
             if info.context:
                 used = message.stats["prompt"] + message.stats["generated"]
                 await self._tell(schema.UsageUpdate(session_update="usage_update", used=used, size=info.context))

@@ -67,7 +67,8 @@ class AnswerWriter:
             self._answer = await in_thread(lambda: chat.backend.submit(request))
             if chat.stopping.is_set():
                 self._answer.cancel()
-            note_end(view.message, await self._follow(self._answer, view), unseen, before)
+            last = await self._follow(self._answer, view)
+            note_end(view.message, last, unseen, before, conversation.asked_pictures)
             facts.speed = view.message.stats["speed"]
         except LocalLLMError as error:
             if view is None:

@@ -219,6 +219,8 @@ class AnswerView(MessageView):
         figures = Content(" · ".join([*parts, ended] if ended else parts))
         if self._checker is not None and self.message.content:
             figures = Content.assemble(_verdict(self._checker), "\n", figures)
+        for seen in reversed(stats.get("pictures") or ()):
+            figures = Content.assemble(f"▣ {harmless(str(seen))}", "\n", figures)
         if not stats.get("unseen"):
             return figures
         what = without(stats["unseen"])

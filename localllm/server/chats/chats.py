@@ -404,7 +404,8 @@ class Chats:
 
             async with service.run(conversation.model, [request], listener=listen) as run:
                 message.model = run.lease.name
-                note_end(message, await self._follow(running, run), () if sees else conversation.picture_names, before)
+                unseen = () if sees else conversation.picture_names
+                note_end(message, await self._follow(running, run), unseen, before, conversation.asked_pictures)
         except asyncio.CancelledError:
             if not running.stopping.is_set():
                 raise

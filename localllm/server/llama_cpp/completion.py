@@ -17,7 +17,7 @@ from localllm.server.limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX
 from localllm.server.llama_cpp.routes import LlamaCppRoute
 from localllm.server.service import Run, Service, ServiceDep
 from localllm.server.streams import interruptible
-from localllm.server.wire import TimedProgress, logprob_entries, sse, timings, usage, warnings_of
+from localllm.server.wire import TimedProgress, logprob_entries, notes_of, sse, timings, usage
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
@@ -294,7 +294,7 @@ class _CompletionWriter(_InfillWriter):
             "truncated": bool(counts.dropped_tokens)
             or (last.finish_reason is FinishReason.LENGTH and counts.generated != body.most),
             **_ended(last),
-            **warnings_of(last),
+            **notes_of(last),
             "timings": timings(last),
             **_probabilities(answer),
         }

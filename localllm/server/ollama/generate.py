@@ -188,7 +188,7 @@ async def _rendered(body: Common, request: AnswerRequest, fields: Fields, servic
     prompt = await service.prompt(body.model, request, keep_alive_s(body.keep_alive))
     info = {
         "rendered_template": known(prompt.text, "the text of a prompt"),
-        **({"image_count": prompt.images} if prompt.images else {}),
+        **({"image_count": len(prompt.pictures)} if prompt.pictures else {}),
     }
     return wire.line(body.model, fields(AnswerEvent(), 0), _debug_info=info)
 

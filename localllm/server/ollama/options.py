@@ -12,6 +12,7 @@ from localllm.sampling import ALIASES
 from localllm.server.bodies import note_unknown, stop_strings
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_ADAPTERS, MAX_INT, MAX_MARK_KEY_CHARS
+from localllm.settings import IMAGE_TOKENS
 from localllm.text import nearest
 
 # Our sampling parameters have Ollama's names.
@@ -19,6 +20,7 @@ _INTEGERS, _NUMBERS = (
     frozenset(field.name for field in fields(SamplingParams) if field.type is kind) for kind in (int, float)
 )
 _LIMITS = frozenset({"num_ctx", "num_keep", "num_predict", "seed"})
+_IMAGE_TOKENS = frozenset({"image_min_tokens", "image_max_tokens"})
 
 # Options of Ollama's runner, and obsolete ones that clients still send. They are accepted without effect.
 WITHOUT_EFFECT = frozenset(
@@ -56,6 +58,8 @@ def read_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
             read["adapters"] = _adapters(value)
         elif name == "seed":
             sampling[name] = _integer(name, value, -(2**63), 2**63 - 1)
+        elif name in _IMAGE_TOKENS:
+            read[name] = _integer(name, value, int(IMAGE_TOKENS.low), int(IMAGE_TOKENS.high))
         elif name in _LIMITS:
             read |= _limit(name, _integer(name, value))
         else:
@@ -97,6 +101,7 @@ def _number(name: str, value: Any) -> float:
 
 def _hint(name: str) -> str:
     near = nearest(
-        name[:LONGEST_NAME], [*_INTEGERS, *_NUMBERS, *_LIMITS, "dry_sequence_breakers", "lora", "stop", "watermark_key"]
+        name[:LONGEST_NAME],
+        [*_INTEGERS, *_NUMBERS, *_LIMITS, *_IMAGE_TOKENS, "dry_sequence_breakers", "lora", "stop", "watermark_key"],
     )
     return f"; did you mean {near!r}?" if near else ""

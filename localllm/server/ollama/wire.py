@@ -13,7 +13,7 @@ from localllm.server.contents import image_part, plain, text_part
 from localllm.server.errors import refusal_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.ollama.schema import Message
-from localllm.server.wire import dropped_of, ndjson, warnings_of
+from localllm.server.wire import dropped_of, ndjson, notes_of
 
 NANOSECONDS = 1_000_000_000
 
@@ -86,5 +86,5 @@ def final(model: str, content: dict[str, Any], last: AnswerEvent, total_s: float
         **({"draft_count": counts.drafted, "draft_accepted_count": counts.accepted} if counts.drafted else {}),
         **({"draft_duration": round(timings.drafting_s * NANOSECONDS)} if timings.drafting_s else {}),
         **dropped_of(counts),
-        **warnings_of(last),
+        **notes_of(last),
     }

@@ -26,7 +26,7 @@ from localllm.server.openai.wire import (
     think_of,
 )
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import logprob_entries, sse, warnings_of
+from localllm.server.wire import logprob_entries, notes_of, sse
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 bare = APIRouter(route_class=BareRoute, tags=["OpenAI"])
@@ -113,7 +113,7 @@ class _Writer(ChunkWriter):
             yield self._chunk(index, delta, self._timings(event), logprobs=_logprobs(event))
         if event.finish_reason is not None:
             reason, timed = self._reason(run.answers[index]), self._timings(event, is_last=True)
-            yield self._chunk(index, {}, timed, finish_reason=reason, **warnings_of(event))
+            yield self._chunk(index, {}, timed, finish_reason=reason, **notes_of(event))
 
     def whole(self, run: Run) -> Object:
         choices = [self._choice(index, answer) for index, answer in enumerate(run.answers)]
@@ -136,7 +136,7 @@ class _Writer(ChunkWriter):
             "message": message,
             "logprobs": _logprobs(answer),
             "finish_reason": self._reason(answer),
-            **warnings_of(answer.last),
+            **notes_of(answer.last),
         }
 
     def _delta(self, event: AnswerEvent, calls: CallDeltas) -> Object:

@@ -17,7 +17,7 @@ from localllm.server.errors import ApiError
 from localllm.server.openai.schema import CompletionBody
 from localllm.server.openai.wire import ChunkWriter, OpenAIRoute, constraint_of, finish_reason
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import finite, sse, warnings_of
+from localllm.server.wire import finite, notes_of, sse
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 
@@ -91,7 +91,7 @@ class _Writer(ChunkWriter):
             yield self._chunk(index, event.content, self._timings(event), logprobs=logprobs)
         if event.finish_reason is not None:
             reason, timed = finish_reason(run.answers[index]), self._timings(event, is_last=True)
-            yield self._chunk(index, "", timed, finish_reason=reason, **warnings_of(event))
+            yield self._chunk(index, "", timed, finish_reason=reason, **notes_of(event))
 
     def whole(self, run: Run) -> Object:
         choices = []
@@ -107,7 +107,7 @@ class _Writer(ChunkWriter):
                     logprobs=both or before or after,
                     finish_reason=finish_reason(found),
                     **self._of_prompt(scores),
-                    **warnings_of(found.last),
+                    **notes_of(found.last),
                 )
             )
         return {**self._head, "choices": choices, **self._totals(run)}

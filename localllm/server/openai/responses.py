@@ -25,7 +25,7 @@ from localllm.server.openai.stored import with_id
 from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
 from localllm.server.openai.wire import BareRoute, OpenAIRoute, format_of, item_usage, think_of
 from localllm.server.service import Run, ServiceDep
-from localllm.server.wire import TimedProgress, logprob_entries, sse, timings, warnings_of
+from localllm.server.wire import TimedProgress, logprob_entries, notes_of, sse, timings
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
 bare = APIRouter(route_class=BareRoute, tags=["OpenAI"])
@@ -339,7 +339,7 @@ class _Writer(answering.Writer):
             "output": self._items,
             "usage": item_usage(answer),
             "timings": timings(answer.last),
-            **warnings_of(answer.last),
+            **notes_of(answer.last),
         }
         self._keep(response)
         return response

@@ -243,7 +243,7 @@ def test_conversations_with_images(
             {"role": "user", "content": [{"type": "image", "data": png(2)}, {"type": "text", "text": "And this?"}]},
         ]
         prompt = render(model, messages)
-        pieces = [piece for seed in (1, 2) for piece in model.see(png(seed)) if isinstance(piece, ImageRows)]
+        pieces = [piece for seed in (1, 2) for piece in model.see(png(seed)).pieces if isinstance(piece, ImageRows)]
         assert set(prompt.images) == {piece.ids[0] for piece in pieces}
         assert [token for token in prompt.tokens if token >= 2**62] == [
             token for piece in pieces for token in piece.ids

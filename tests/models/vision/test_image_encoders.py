@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from gguf_io.errors import LocalLLMError, ModelFileError
+from gguf_io.errors import LocalLLMError, ModelFileError, PictureError
+from gguf_io.pictures import Budget
 from models.errors import UnsupportedModelError
 from models.vision.encoder import FAMILIES, ImageEncoder, header_layout, open_encoder, vision_needs
-from models.vision.layout import Budget, PictureSizeError
+from models.vision.layout import PictureSizeError
 from tests.gguf_files import copying, finish
 from tests.gpu_offload.projector_files import write_qwen2vl
 from tests.models.vision.projectors import KINDS, write_vision
@@ -315,9 +316,9 @@ def test_every_type_is_tested() -> None:
     assert set(FAMILIES) == set(KINDS)
 
 
-@pytest.mark.parametrize("wrong", [{"most_tokens": 0}, {"most_tiles": -1}, {"least_tokens": 9, "most_tokens": 8}])
+@pytest.mark.parametrize("wrong", [{"most_tokens": 0}, {"least_tokens": -1}, {"least_tokens": 9, "most_tokens": 8}])
 def test_budgets_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(PictureSizeError):
+    with pytest.raises(PictureError):
         Budget(**wrong)
 
 
@@ -359,20 +360,29 @@ def test_pixtral_keeps_a_budget_with_the_rows_after_lines(tmp_path) -> None:
         for source in ((1280, 720), (90, 5000), (3000, 1)):
             assert layout(*source, Budget(most_tokens=most)).tokens <= most
     assert layout(100, 100).tokens == 19 and layout(100, 100, Budget(least_tokens=500)).tokens >= 500
-    with pytest.raises(PictureSizeError, match="at most 3,025"):
-        layout(100, 100, Budget(least_tokens=4000))
+    assert layout(100, 100, Budget(least_tokens=4000)) == layout(100, 100, Budget(least_tokens=3025))
 
 
 def test_lfm2_cuts_large_pictures_unless_the_budget_forbids_tiles(tmp_path) -> None:
     with open_model(write_vision(tmp_path / "p.gguf", "lfm2", side=256, patch=16)) as file:
         layout = header_layout(file)
-    assert layout(1280, 720).tiles == (1, 2) and layout(1280, 720, Budget(most_tiles=1)).tiles == (1, 1)
-    assert layout(4000, 4000, Budget(most_tiles=4)).tiles == (2, 2)
+    assert layout(1280, 720).tiles == (1, 2) and layout(1280, 720, Budget(most_tokens=500)).tiles == (1, 1)
+    assert layout(4000, 4000, Budget(most_tokens=5 * 256)).tiles == (2, 2)
     for most in (100, 256, 800, 1300):
         assert layout(1280, 720, Budget(most_tokens=most)).tokens <= most
     assert layout(1280, 720, Budget(most_tokens=800)).tiles == (1, 2)
-    with pytest.raises(PictureSizeError, match="at most 256"):
-        layout(640, 480, Budget(least_tokens=300))
+    assert layout(640, 480, Budget(least_tokens=300)) == layout(640, 480, Budget(least_tokens=256))
+
+
+@pytest.mark.parametrize(("kind", "tile"), [("idefics3", 64), ("internvl", 256)])
+def test_tiles_fit_the_budget(kind, tile, tmp_path) -> None:
+    with open_model(write_vision(tmp_path / "p.gguf", kind, **COUNTS[kind][0])) as file:
+        layout = header_layout(file)
+    for source in ((1280, 720), (720, 1280), (4000, 3000)):
+        whole = layout(*source).tokens
+        found = [layout(*source, Budget(most_tokens=most)).tokens for most in (1, tile, 3 * tile, 7 * tile, 99 * tile)]
+        assert found[:2] == [tile, tile] and found[2] <= 3 * tile and found[2] <= found[3] <= 7 * tile
+        assert found[1] < found[3] < whole == found[4]
 
 
 def test_gemma_4_fills_its_budget(tmp_path) -> None:
@@ -385,7 +395,6 @@ def test_gemma_4_fills_its_budget(tmp_path) -> None:
             assert found.tokens == found.resized[0] * found.resized[1] // 48**2
     assert layout(3000, 1).resized == (280 * 48, 48)
     assert layout(640, 480, Budget(least_tokens=560)).tokens > 500
-    with pytest.raises(PictureSizeError, match="at most 1,120"):
-        layout(640, 480, Budget(most_tokens=1121))
+    assert layout(640, 480, Budget(most_tokens=4000)) == layout(640, 480, Budget(most_tokens=1120))
     with pytest.raises(PictureSizeError, match="cannot be shown"):
         layout(0, 10)
