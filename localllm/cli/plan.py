@@ -1,6 +1,7 @@
 """localllm plan: predicts a model's memory and speed without loading or downloading it."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from localllm.advice import Advice
     from localllm.library.preview import Preview
     from localllm.measure.explain import Explanation
+    from localllm.placement.placement import Placement
     from localllm.settings import Settings
 
 COMPARED_TOKENS = 4096  # context with which every quantisation is planned
@@ -47,6 +49,10 @@ def plan(
     draft: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Include a draft model, or an EAGLE-3 head.")
     ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(metavar="N[xWxH]", help="Count the tokens of N pictures, of 1280x720 pixels or of W x H."),
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help="Compare the quantisations of a Hugging Face repository.")
     ] = False,
@@ -71,29 +77,83 @@ def plan(
         raise RequestError("The native engine has no GPUs to plan for. Leave out --gpu-memory, or --backend native.")
     if every and explain:
         raise RequestError("--explain and --all exclude each other.")
+    if every and images:
+        raise RequestError("--images and --all exclude each other.")
+    pictures = _pictures(images) if images else None
     imagined = [imagined_gpu(text) for text in gpu_memory or ()]
-    if not (_compare if every else partial(_one, explain=explain))(model, settings, imagined, as_json):
+    if not (_compare if every else partial(_one, explain=explain, pictures=pictures))(
+        model, settings, imagined, as_json
+    ):
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _one(name: str, settings: "Settings", imagined: "list[Device]", as_json: bool, explain: bool) -> bool:
-    """Show the plan of one model; return whether it fits."""
+_PICTURES = re.compile(r"(\d{1,4})(?:x(\d{1,5})x(\d{1,5}))?")
+
+
+def _pictures(text: str) -> tuple[int, int, int]:
+    """How many pictures, and their width and height, from --images. Raises RequestError."""
+    found = _PICTURES.fullmatch(text)
+    count, width, height = (int(number) for number in found.groups("0")) if found else (0, 0, 0)
+    if not count or (found and found[2] and not (width and height)):
+        raise RequestError(f"--images is {text!r}; use a number of pictures, and their size, such as 4 or 4x1920x1080.")
+    return count, width or 1280, height or 720
+
+
+def _picture_tokens(placed: "Placement", width: int, height: int) -> int | None:
+    """The tokens of a picture, without the marks around it; None if only llama.cpp knows. Raises RequestError."""
+    from gguf_io import open_model
+    from gguf_io.pictures import Budget
+    from models.vision.encoder import header_layout
+
+    if placed.options.mmproj is None:
+        raise RequestError(
+            "This model has no projector, so it reads no pictures. Leave out --images, or name --mmproj."
+        )
+    if placed.backend != "native":
+        return None
+    budget = Budget(placed.settings.image_min_tokens, placed.settings.image_max_tokens)
+    with open_model(placed.options.mmproj) as file:
+        return header_layout(file)(width, height, budget).tokens
+
+
+def _one(
+    name: str,
+    settings: "Settings",
+    imagined: "list[Device]",
+    as_json: bool,
+    explain: bool,
+    pictures: tuple[int, int, int] | None,
+) -> bool:
+    """Show the plan of one model; return whether it fits, with its pictures in its context."""
     from localllm.advice import advise
     from localllm.placement.backends import with_projector
 
     with _opened(name, settings) as (file, preview, stored):
         found = advise(file, with_projector(settings, stored), imagined)
         explanation = _explanation(file, found, settings, imagined) if explain else None
+    told, fit = {}, True
+    if pictures:
+        count, width, height = pictures
+        each, context = _picture_tokens(found.placement, width, height), found.placement.options.context_tokens
+        told = {"images": {"count": count, "width": width, "height": height, "tokens": each}}
+        fit = each is None or count * each < context
     if as_json:
-        more = {} if explanation is None else {"explained": asdict(explanation)}
+        more = told | ({} if explanation is None else {"explained": asdict(explanation)})
         answer(json.dumps(_data(found, preview) | more, default=str) + "\n")
     else:
         rows = found.placement.rows()
         answer(table(rows, right=range(1, len(rows[0]))))
         answer("".join(f"{line}\n" for line in _lines(found, preview)))
+        if pictures:
+            what = (
+                f"{each:,} tokens each, {each * count:,} of {context:,}"
+                if each
+                else "only llama.cpp knows their tokens"
+            )
+            answer(f"pictures of {width:,} x {height:,}: {what}{'' if fit else ', which is too many'}\n")
         if explanation is not None:
             answer(f"\n{explanation}")
-    return found.placement.fits
+    return found.placement.fits and fit
 
 
 def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagined: "list[Device]") -> "Explanation":

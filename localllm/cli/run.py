@@ -12,7 +12,7 @@ import typer
 from localllm.errors import RequestError
 from localllm.front.answering import begin_answer
 from localllm.front.options import COMPUTING, AsJson, Model, Remote, setting_flags, with_flags
-from localllm.front.prompt import check_text, read_format, read_image, read_prompt
+from localllm.front.prompt import check_text, pictures_among, read_format, read_image, read_prompt
 from localllm.front.terminal import ExitCode
 
 if TYPE_CHECKING:
@@ -40,8 +40,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     model: Model,
     prompt: Annotated[
-        str | None,
-        typer.Argument(help="The prompt; --file and standard input are appended. Without any, the chat opens."),
+        list[str] | None,
+        typer.Argument(
+            help="The prompt, and pictures by their paths; --file and standard input are appended. Without any, the "
+            "chat opens."
+        ),
     ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a file.")
@@ -116,10 +119,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     if given.obj and not any(of_one_answer) and sys.stdin.isatty() and sys.stdout.isatty():
         raise typer.Exit(given.obj(model, flags, system=system))
     settings = load_settings(flags)
-    text = read_prompt(prompt, file)
+    named, argument = pictures_among(prompt or ())
+    text = read_prompt(argument, file)
     for argument in (system or "", *(stop or ())):
         check_text(argument)
-    images = [read_image(path) for path in image or ()]
+    images = [read_image(path) for path in (*named, *(image or ()))]
     for name, value in (("system", system), ("image", images or None), ("tools", tools), ("think", think)):
         if raw and value is not None:
             raise RequestError(f"--{name} cannot be used with --raw.")

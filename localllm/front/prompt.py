@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from localllm.errors import RequestError
 from localllm.files import read_text, text_of
 from localllm.text import shortened
+
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -45,6 +49,25 @@ def read_format(argument: str) -> Any:
     if not isinstance(schema, dict):
         raise RequestError(f"--format {shortened(argument)}: is not a JSON Schema, which is an object.")
     return schema
+
+
+def pictures_among(arguments: Sequence[str]) -> tuple[list[Path], str | None]:
+    """The pictures that arguments name by a path without white space, and the prompt, if there is one.
+
+    Raises RequestError for a second prompt.
+    """
+    pictures, prompts = [], []
+    for argument in arguments:
+        is_picture = argument.lower().endswith(_PICTURES)
+        if is_picture and (os.path.isfile(argument) or (len(arguments) > 1 and not re.search(r"\s", argument))):
+            pictures.append(Path(argument))
+        else:
+            prompts.append(argument)
+    if len(prompts) > 1:
+        raise RequestError(
+            f"{shortened(prompts[1])} is a second prompt. Put a prompt of several words between quotation marks."
+        )
+    return pictures, prompts[0] if prompts else None
 
 
 def read_image(file: Path) -> bytes:
