@@ -110,6 +110,7 @@ class Settings(CommonSampling):
     slo: str | None = None
     fallbacks: str = ""
     any_name: bool = True
+    fetch_images: bool = False
     semantic_cache: str | None = None
     semantic_threshold: float = 0.95
     semantic_scope: Literal["greedy", "any"] = "greedy"
@@ -199,6 +200,7 @@ MEANINGS = {
         "names for lists of models, such as smart=qwen3:8b,http://host:8000#qwen3:8b",
         page="models.md#a-name-for-several-models",
     ),
+    "fetch_images": Meaning("fetch images at URLs in requests, from public addresses only", page="api.md#safety"),
     "semantic_cache": Meaning(
         "embedding model that finds stored answers to questions with the same meaning", page=_SEMANTIC
     ),

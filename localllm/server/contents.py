@@ -4,7 +4,8 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gguf_io import pictures
@@ -14,12 +15,25 @@ from localllm.answer.request import AnswerRequest
 from localllm.extraction import UnreadableError
 from localllm.server.bodies import Message, ToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
+from localllm.server.fetching import FETCHER
 from localllm.server.files import file_text
-from localllm.server.limits import MAX_IMAGES
+from localllm.server.limits import MAX_IMAGES, MAX_READ_IMAGES
 
 Part = dict[str, Any]
 
 _NO_FETCHING = "this server does not fetch images; send the image itself, such as data:image/png;base64,..."
+_FETCHED = ("http://", "https://")
+
+
+@dataclass(slots=True)
+class Reading:
+    """The images of the current request. fetches: whether those at URLs are fetched. images: read so far."""
+
+    fetches: bool = False
+    images: int = 0
+
+
+READING: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 
 def left_out(kind: str) -> str:
@@ -45,30 +59,51 @@ def text_part(text: str) -> Part:
 
 
 def image_part(encoded: object) -> Part:
-    """A content part with an image, from base64. Raises ApiError 400, PictureError for an image that is not safe."""
+    """A content part with an image, from base64 or a URL. Raises ApiError 400, PictureError for an unsafe image."""
     if not isinstance(encoded, str):
         raise ApiError(400, "an image must be base64 text")
+    if encoded.startswith(_FETCHED):
+        return image_part_of_url(encoded)
     text = encoded.partition(",")[2] if encoded.startswith("data:") else encoded
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ApiError(400, f"an image is not valid base64: {error}") from error
+    return _checked(data)
+
+
+def _checked(data: bytes) -> Part:
+    """An image's part. Raises PictureError, and ApiError 400 for the first image too many, before reading it."""
+    reading = READING.get()
+    if reading is not None:
+        if reading.images >= MAX_READ_IMAGES:
+            raise ApiError(400, f"the request has more than {MAX_READ_IMAGES:,} images")
+        reading.images += 1
     pictures.check(data)
     return {"type": "image", "data": data}
 
 
 def image_part_of_url(url: object, detail: object = None) -> Part:
-    """A content part with an image, from a data: URL. Raises ApiError 400, also for other URLs: nothing is fetched.
+    """A content part with an image, from a data: URL, or another one if a setting allows it. Raises as image_part.
 
     detail: OpenAI's; low and high change how many tokens the image takes.
     """
+    part = _part_of_url(url)
+    return {**part, "detail": detail} if detail in ("low", "high") else part
+
+
+def _part_of_url(url: object) -> Part:
+    reading = READING.get()
+    if isinstance(url, str) and url.lower().startswith(_FETCHED) and reading is not None and reading.fetches:
+        if reading.images >= MAX_IMAGES:
+            raise ApiError(400, f"at most {MAX_IMAGES} images of a request are fetched")
+        return _checked(FETCHER.fetch(url))
     if not isinstance(url, str) or not url.startswith("data:"):
         raise ApiError(400, _NO_FETCHING)
     head, comma, _ = url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise ApiError(400, "an image's data: URL must be in base64, such as data:image/png;base64,...")
-    part = image_part(url)
-    return {**part, "detail": detail} if detail in ("low", "high") else part
+    return image_part(url)
 
 
 def noted_image(read: Callable[[], Part]) -> Part:

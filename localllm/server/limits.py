@@ -20,6 +20,7 @@ MAX_ADAPTERS = 64
 MAX_EMBED_TEXTS = 2048
 MAX_RERANK_DOCUMENTS = 1024
 MAX_IMAGES = 32
+MAX_READ_IMAGES = 1024  # those of tools' results that are then left out included
 MAX_FILES = 32  # that are read of a request
 MAX_LOGIT_BIAS = 1024
 MAX_NAME_CHARS = 256

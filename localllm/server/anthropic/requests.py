@@ -279,7 +279,7 @@ def _messages(message: Message, loading: _Loading) -> list[Object]:
 
 
 def _image(source: Any) -> Part:
-    """A block's image. Raises ApiError 400 for a URL to fetch: nothing is fetched."""
+    """A block's image, in base64 or at a URL. Raises what image_part raises."""
     if not isinstance(source, dict) or source.get("type") != "base64":
         return image_part_of_url(source.get("url") if isinstance(source, dict) else None)
     return image_part(source.get("data"))
