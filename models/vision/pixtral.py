@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from gguf_io import ModelFile
-from gguf_io.pictures import Budget, Size
 from gguf_io.errors import ModelFileError
+from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
 from models.vision.family import Family, Passes, Rows
 from models.vision.layout import ImageLayout, Run, rounded_size
