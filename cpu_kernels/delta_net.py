@@ -52,12 +52,13 @@ from cpu_kernels.page_states import (
     fold_page,
     softplus,
     through_state,
+    unit_vector,
     walk,
 )
 from cpu_kernels.records import Step, argument, field, scratch
 from cpu_kernels.self_check import Sample
-from cpu_kernels.simd.arithmetic import exp2_f32, fma, mul_f32, sub_f32, sum_f32
-from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32, zero_f32
+from cpu_kernels.simd.arithmetic import exp2_f32, fma, mul_f32, sub_f32
+from cpu_kernels.simd.vectors import get_f32, load_f32, put_f32, splat_f32, store_f32
 
 _COLUMNS = 2 * PAGE_TOKENS
 _ONE = np.float32(1.0)
@@ -112,17 +113,6 @@ def _part(slot: int, heads: int, padded: int, which: int) -> int:
     if which == 3:
         return slot + square + tokens + heads * tokens
     return slot + square + tokens + heads * tokens + heads * PAGE_TOKENS * 4
-
-
-@inner
-def _normalise(x: int, padded: int, epsilon: np.float32, scale: np.float32, out: int) -> None:
-    """out = x * scale / sqrt(sum(x^2) + epsilon)."""
-    squares = zero_f32()
-    for d in range(0, padded, 16):
-        squares = fma(load_f32(x + d * 4), load_f32(x + d * 4), squares)
-    factor = splat_f32(scale / np.float32(math.sqrt(sum_f32(squares) + epsilon)))
-    for d in range(0, padded, 16):
-        store_f32(out + d * 4, mul_f32(load_f32(x + d * 4), factor))
 
 
 _through_two, _through_many = through_state(2), through_state(WIDE)
@@ -246,8 +236,8 @@ def _rows_of_page(op: int, step: int, thread: int, head: int, slot: int, t0: int
     for i in range(n):
         query = convolved + i * floats * 4
         key = keys + (t0 + i) * padded * 4
-        _normalise(query, padded, epsilon, scale, query)
-        _normalise(query + padded * 4, padded, epsilon, _ONE, key)
+        unit_vector(query, padded, epsilon, scale, query)
+        unit_vector(query + padded * 4, padded, epsilon, _ONE, key)
         for d in range(padded):
             put_f32(columns + (d * _COLUMNS + i) * 4, get_f32(key + d * 4))
             put_f32(columns + (d * _COLUMNS + n + i) * 4, get_f32(query + d * 4))

@@ -192,6 +192,17 @@ def dot_product(x: int, y: int, count: int) -> np.float32:
 
 
 @inner
+def unit_vector(x: int, padded: int, epsilon: np.float32, scale: np.float32, out: int) -> None:
+    """out = x * scale / sqrt(sum(x^2) + epsilon)."""
+    squares = zero_f32()
+    for d in range(0, padded, 16):
+        squares = fma(load_f32(x + d * 4), load_f32(x + d * 4), squares)
+    factor = splat_f32(scale / np.float32(math.sqrt(sum_f32(squares) + epsilon)))
+    for d in range(0, padded, 16):
+        store_f32(out + d * 4, mul_f32(load_f32(x + d * 4), factor))
+
+
+@inner
 def softplus(x: np.float32) -> np.float32:
     """log(1 + exp(x))."""
     return x if x > _SOFTPLUS_IS_LINEAR else np.float32(math.log(1.0 + math.exp(x)))

@@ -6,7 +6,7 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.metadata import MetadataArray
 from models.errors import refusal, refuse_unread
-from models.sizes import attention, convolution, delta_net, experts, feed_forward, per_layer_inputs, rope, scan
+from models.sizes import attention, convolution, delta_net, experts, feed_forward, kda, per_layer_inputs, rope, scan
 from models.sizes.attention import AttentionSizes
 from models.sizes.experts import ExpertSizes
 from models.sizes.feed_forward import FeedForwardSizes
@@ -20,7 +20,7 @@ _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
 # The kinds of layers with a state; the first that a file states is its own. A kind's module in models.layers has the
 # same name.
-_STATES = (scan, delta_net, convolution)
+_STATES = (scan, kda, delta_net, convolution)
 
 
 @dataclass(frozen=True)

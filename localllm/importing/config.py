@@ -10,7 +10,7 @@ from models.sizes.reading import MAX_LAYERS
 
 _MOST_OF_A_HEAD = 1 << 16  # far above what the engine takes; bounds tables of factors
 
-# Names in the configurations of GPT-2, EXAONE, the first Nemotron-H, and Nomic BERT.
+# Names in the configurations of GPT-2, EXAONE, the first Nemotron-H, Nomic BERT, and Kimi Linear.
 _OLDER_NAMES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -19,6 +19,7 @@ _OLDER_NAMES = {
     "attention_head_dim": "head_dim",
     "n_inner": "intermediate_size",
     "n_positions": "max_position_embeddings",
+    "model_max_length": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
     "rotary_emb_base": "rope_theta",
 }

@@ -27,7 +27,16 @@ from localllm.quality.quantize import LLAMA_TYPES, TYPES, Progress, is_matrix, q
 from models.needs import encoder_needs, native_needs
 from models.registry import ARCHITECTURES, TEXT_ENCODERS
 
-_ALWAYS_FLOAT = ("shortconv.conv.weight", "ssm_conv1d.weight", "token_types.weight", "position_embd.weight")
+_ALWAYS_FLOAT = (
+    *(
+        "shortconv.conv.weight",
+        "ssm_conv1d.weight",
+        "ssm_conv1d_q.weight",
+        "ssm_conv1d_k.weight",
+        "ssm_conv1d_v.weight",
+    ),
+    *("token_types.weight", "position_embd.weight"),
+)
 _KEPT = ("MXFP4", "NVFP4")
 
 

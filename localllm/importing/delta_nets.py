@@ -1,4 +1,4 @@
-"""Gated delta networks of Qwen3-Next and Qwen 3.5: their keys, and the order of their heads.
+"""Gated delta networks of Qwen3-Next, Qwen 3.5 and Kimi Linear: their keys, and the order of their heads.
 
 In a checkpoint, the value heads that share a key head are adjacent. GGUF files of Qwen3-Next keep this order, but split
 the tensor that holds each key head's query, key, values and gates together. In files of Qwen 3.5, value heads are
@@ -10,7 +10,8 @@ import numpy as np
 from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.family import Change, Rule
-from localllm.importing.matrices import Mapped, Matrix, Numbers, Rows
+from localllm.importing.family_keys import latents
+from localllm.importing.matrices import Mapped, Matrix, Numbers, Rows, row_count
 from localllm.importing.rotation import Keys
 
 _NET = r"model\.layers\.(\d+)\.linear_attn\."
@@ -38,6 +39,24 @@ def delta_net(config: Config) -> Keys:
 def qwen35(config: Config) -> Keys:
     sections = config.rope().numbers("mrope_section", _SECTIONS)
     return {**delta_net(config), "rope.dimension_sections": [*map(int, sections), 0]}
+
+
+def kimi_linear(config: Config) -> Keys:
+    """DeepSeek V3's attention and experts under other names; layers with attention are counted from 1."""
+    net = config.table("linear_attn_config")
+    net.expect("num_heads", config.whole("num_attention_heads"))
+    attending = net.numbers("full_attn_layers")
+    named = {
+        "n_routed_experts": config.whole("num_experts"),
+        "num_experts_per_tok": config.whole("num_experts_per_token"),
+        "n_shared_experts": config.whole("num_shared_experts", 0),
+    }
+    return {
+        **latents(Config({**config.values, **named}, config.where)),
+        "attention.head_count_kv": [int(layer in attending) for layer in range(1, config.layers + 1)],
+        "ssm.conv_kernel": net.whole("short_conv_kernel_size"),
+        "kda.head_dim": net.whole("head_dim"),
+    }
 
 
 def _decay(matrix: Matrix, _config: Config) -> Matrix:
@@ -98,6 +117,11 @@ def _columns_in_turn(matrix: Matrix, config: Config) -> Matrix:
     return Mapped(matrix, lambda values: values[:, order])
 
 
+def _of_three_dimensions(matrix: Matrix, _config: Config) -> Matrix:
+    """A convolution as llama.cpp reads it, however it is stored: values x 1 x reach."""
+    return Rows(matrix, np.arange(row_count(matrix.shape)), (matrix.shape[0], 1, matrix.shape[-1]))
+
+
 QWEN3_NEXT = (
     Rule(_NET + "A_log", _NAME + "A_log", _decay),
     Rule(_NET + "dt_bias", _NAME + "dt_proj.bias"),
@@ -112,3 +136,16 @@ QWEN35 = (
     Rule(_NET + r"in_proj_z\.weight", _NAME + "in_proj_z.weight", _in_turn),
     Rule(_NET + r"out_proj\.weight", _NAME + "out_proj.weight", _columns_in_turn),
 )
+_ATTENTION = r"(model\.layers\.\d+\.self_attn)\."
+KIMI = (
+    Rule(_ATTENTION + r"([qkv])_conv1d\.weight", r"\1.\2_conv1d.weight", _of_three_dimensions),
+    Rule(_ATTENTION + "A_log", r"\1.A_log", _decay),
+    Rule(_ATTENTION + "dt_bias", r"\1.dt_proj.bias"),
+)
+KIMI_EXPECTS = {
+    "mla_use_nope": True,
+    "moe_router_activation_func": "sigmoid",
+    "moe_renormalize": True,
+    "moe_layer_freq": 1,
+    "num_expert_group": 1,
+}

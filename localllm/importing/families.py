@@ -146,6 +146,8 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe_lite": Family("deepseek2", stated.latents, rules=_LATENTS, sharpening=0.1),
     "deepseek_v2": Family("deepseek2", stated.deepseek_v2, rules=_LATENTS, sharpening=0.1),
     "deepseek_v3": Family("deepseek2", stated.latents, rules=_LATENTS, sharpening=0.1),
+    "kimi_linear": Family("kimi-linear", delta_nets.kimi_linear, expects=delta_nets.KIMI_EXPECTS,
+                          rules=(*_LATENTS, *delta_nets.KIMI)),
     "granite": Family("granite", stated.granite, permuted=True),
     "granitemoe": Family("granitemoe", stated.granite_moe, permuted=True, rules=_GRANITE_EXPERTS),
     "granitemoehybrid": Family("granitehybrid", scans.granite_hybrid, permuted=True,

@@ -1,5 +1,6 @@
 """Models with states in slots: selective scans (Mamba-2) and gated delta networks, most with attention too."""
 
+import math
 from dataclasses import replace
 
 from models.architecture import (
@@ -12,7 +13,9 @@ from models.architecture import (
     Norms,
     Scales,
     inverse_root,
+    stated,
     stated_expert_scale,
+    stated_gating,
 )
 from models.architectures.llama import GRANITE, MROPE, OTHER_SECOND_NORM
 from models.config import ModelConfig
@@ -24,6 +27,12 @@ def _granite_logits(config: ModelConfig) -> float:
 
 def _nemotron_attention(config: ModelConfig) -> float:
     return config.factors.attention or inverse_root(config)
+
+
+def _kimi_attention(config: ModelConfig) -> float:
+    """1 / sqrt(head size), of heads as they are made from latents."""
+    latents = stated(config, "attention.kv_lora_rank", config.attention.latents)
+    return 1.0 / math.sqrt(latents.plain + latents.turned)
 
 
 def _never(config: ModelConfig, layer: int) -> bool:
@@ -59,4 +68,12 @@ ARCHITECTURES = (
     _QWEN35,
     replace(_QWEN35, name="qwen35moe"),
     replace(_QWEN35, name="qwen3next", value_heads_together=True),
+    # Kimi Linear: Kimi delta attention, in every fourth layer attention on latents without positions, and after the
+    # first layer experts chosen with a bias, and a shared one.
+    Architecture(
+        "kimi-linear",
+        replace(NEIGHBOURS, turns=_never),
+        scales=Scales(attention=_kimi_attention),
+        experts=Experts(stated_gating, scale=stated_expert_scale),
+    ),
 )

@@ -59,7 +59,8 @@ class LatentLayers:
         config = recording.config
         keys, values = self._head_matrices(prefix)
         self._products(prefix)
-        query_rope, key_rope = self._ropes.of_layer(turns=True, windowed=False)
+        turns = recording.architecture.rotation.turns(config, layer)
+        query_rope, key_rope = self._ropes.of_layer(turns, windowed=False)
         pages = self._store.of_layer(layer)
         padded_head, turned, head_bytes = self._head.padded, self._head.padded_turned, 4 * len(self._query_order)
         recording.add(

@@ -9,6 +9,7 @@ from gguf_io.errors import ModelFileError
 MAX_RANK = 4096
 MAX_PART = 1024
 _RANK, _QUERY_RANK = "attention.kv_lora_rank", "attention.q_lora_rank"
+_SHORT_QUERIES = ".attn_q_a.weight"
 _TURNED = "rope.dimension_count"
 _KEY, _VALUE = "attention.key_length", "attention.value_length"
 
@@ -59,9 +60,10 @@ def read(file: ModelFile) -> Latents:
             f"{file.path}: {name}.{_TURNED} is {turned}, which must be an even number below the head size, {key}. "
             "Use another version of the model."
         )
+    short = any(tensor.endswith(_SHORT_QUERIES) for tensor in file.tensors)
     return Latents(
         rank=size(_RANK, MAX_RANK),
-        query_rank=size(_QUERY_RANK, MAX_RANK) if "blk.0.attn_q_a.weight" in file.tensors else 0,
+        query_rank=size(_QUERY_RANK, MAX_RANK) if short else 0,
         plain=key - turned,
         turned=turned,
         value=size(_VALUE + generation),

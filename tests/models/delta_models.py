@@ -2,13 +2,8 @@
 
 from dataclasses import replace
 
-from tests.models.synthetic import Synthetic
+from tests.models.synthetic import CHOICE_BIAS, SHARED_EXPERT, Synthetic
 
-_SHARED_EXPERT = {
-    "ffn_gate_shexp.weight": "shared, width",
-    "ffn_up_shexp.weight": "shared, width",
-    "ffn_down_shexp.weight": "width, shared",
-}
 _DELTA_NET = {
     "attn_qkv.weight": "convolved, width",
     "attn_gate.weight": "delta values, width",
@@ -81,7 +76,7 @@ DELTA_NETS["qwen35moe"] = replace(
     architecture="qwen35moe",
     experts=8,
     extra={**_QWEN35.extra, **_DELTA_EXPERTS, "ssm.time_step_rank": 8, "ssm.inner_size": 256},
-    added={**_DELTA_NET, **_SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
+    added={**_DELTA_NET, **SHARED_EXPERT, "ffn_gate_inp_shexp.weight": "width"},
 )
 DELTA_NETS["qwen3next"] = replace(
     DELTA_NETS["qwen35moe"],
@@ -94,4 +89,66 @@ DELTA_NETS["qwen3next-fused"] = replace(
     DELTA_NETS["qwen3next"],
     added={**DELTA_NETS["qwen3next"].added, "ssm_in.weight": "all of delta, width"},
     dropped=(*DELTA_NETS["qwen3next"].dropped, "attn_qkv.weight", "attn_gate.weight"),
+)
+# Kimi delta attention, and attention on latents without positions in some layers. Heads of both have the same size: 32
+# values, of which 16 are the part of a key that all heads share.
+_KIMI = {
+    "attn_k.weight": "queries, width",
+    "attn_v.weight": "queries, width",
+    **{f"ssm_conv1d_{part}.weight": "1, queries, 1, delta reach" for part in "qkv"},
+    **{f"ssm_{name}_a.weight": "head, width" for name in "fg"},
+    **{f"ssm_{name}_b.weight": "queries, head" for name in "fg"},
+    "ssm_beta.weight": "heads, width",
+    "ssm_a": "1, 1, heads, 1",
+    "ssm_dt.bias": "queries",
+    "ssm_norm.weight": "head",
+    "attn_kv_a_mqa.weight": "stored, width",
+    "attn_kv_a_norm.weight": "rank",
+    "attn_k_b.weight": "heads, rank, 16",
+    "attn_v_b.weight": "heads, head, rank",
+}
+DELTA_NETS["kimi-linear"] = Synthetic(
+    "kimi-linear",
+    layers=5,
+    tied=False,
+    head=32,
+    experts=8,
+    extra={
+        "attention.head_count_kv": [0, 0, 0, 1, 0],
+        "attention.kv_lora_rank": 64,
+        "attention.key_length": 80,
+        "attention.value_length": 64,
+        "attention.key_length_mla": 32,
+        "attention.value_length_mla": 32,
+        "rope.dimension_count": 16,
+        "ssm.conv_kernel": 4,
+        "kda.head_dim": 32,
+        "leading_dense_block_count": 1,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 96,
+        "expert_shared_feed_forward_length": 96,
+        "expert_shared_count": 1,
+        "expert_gating_func": 2,
+        "expert_weights_scale": 2.446,
+    },
+    added={**SHARED_EXPERT, **CHOICE_BIAS, **_KIMI},
+)
+DELTA_NETS["kimi-linear-odd"] = replace(
+    DELTA_NETS["kimi-linear"],
+    layers=4,
+    embedding=328,
+    feed_forward=200,
+    heads=3,
+    head=40,
+    extra={
+        **DELTA_NETS["kimi-linear"].extra,
+        "attention.head_count_kv": [1, 0, 0, 1],
+        "attention.key_length_mla": 40,
+        "attention.value_length_mla": 40,
+        "rope.dimension_count": 8,
+        "attention.key_length": 72,
+        "ssm.conv_kernel": 3,
+        "kda.head_dim": 40,
+    },
+    added={**SHARED_EXPERT, **CHOICE_BIAS, **_KIMI, "attn_k_b.weight": "heads, rank, 32"},
 )

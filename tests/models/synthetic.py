@@ -20,6 +20,8 @@ SHARED_EXPERT = {
     "ffn_down_shexp.weight": "width, shared",
 }
 CHOICE_BIAS = {"exp_probs_b.bias": "experts"}
+# Tensors that Kimi delta attention and attention on latents both have.
+_IN_BOTH = ("attn_norm.weight", "attn_q.weight", "attn_output.weight")
 
 
 @dataclass(frozen=True)
@@ -284,10 +286,11 @@ def _has(model: Synthetic, layer: int, name: str) -> bool:
         if name.startswith("attn"):
             return not _recurs(model, layer)
     convolves = model.extra.get("attention.head_count_kv", [])[layer : layer + 1] == [0]
-    if name.startswith("attn") and name != "attn_norm.weight":
-        return not convolves
-    if name.startswith("shortconv"):
-        return convolves
+    if "kda.head_dim" in model.extra and name.startswith(("attn", "ssm")):
+        of_kda = name.startswith("ssm") or name in ("attn_k.weight", "attn_v.weight")
+        return name in _IN_BOTH or convolves == of_kda
+    if name.startswith("shortconv") or (name.startswith("attn") and name != "attn_norm.weight"):
+        return convolves == name.startswith("shortconv")
     of_experts = "shexp" in name or name.startswith("exp_probs")
     of_dense = "moe_every_n_layers" in model.extra and name in ("ffn_up.bias", "ffn_down.bias")
     return not (of_experts or of_dense) or _dense(model, layer) == of_dense

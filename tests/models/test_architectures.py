@@ -23,6 +23,7 @@ SEEDS = {
     "bailingmoe2-groups": 11,
     "gemma4-moe": 11,
     "granitemoe": 10,
+    "kimi-linear-odd": 11,
     "qwen3moe": 10,
     "qwen3moe-listed": 10,
     "qwen3vlmoe": 10,

@@ -36,7 +36,7 @@ from tests.models.test_determinism import extend, shared, tokens_of, whole
 
 PAGE = 16
 AMPLE, LITTLE = 64 << 20, 3 << 20
-NAMES = ("qwen35", "qwen35-odd", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h", "mamba2")
+NAMES = ("qwen35", "qwen35-odd", "qwen3next", "kimi-linear", "granitehybrid", "falcon-h1", "nemotron_h", "mamba2")
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -20,10 +20,11 @@ LENGTH = 300
 # norm and parallel sub-layers, qwen2moe a shared expert, gpt-oss sinks and experts with biases, lfm2 short
 # convolutions, lfm2moe experts that a bias helps to choose, gemma4 heads of two sizes, shared keys and values, and
 # layers that compute only wanted rows, gemma4-moe experts beside a dense network, gemma3n parallel residual streams,
-# qwen35 gated delta networks and gated attention, deepseek2 latents, groups of experts, and 20 heads that share a
-# stored row, smallthinker experts that are chosen before attention, apertus activations with factors of a layer's own,
-# laguna gates and other numbers of heads in some layers, granitehybrid selective scans, falcon-h1 scans beside
-# attention, nemotron_h layers of one part each, mamba2 no attention.
+# qwen35 gated delta networks and gated attention, kimi-linear states that forget each value at a rate of its own,
+# deepseek2 latents, groups of experts, and 20 heads that share a stored row, smallthinker experts that are chosen
+# before attention, apertus activations with factors of a layer's own, laguna gates and other numbers of heads in some
+# layers, granitehybrid selective scans, falcon-h1 scans beside attention, nemotron_h layers of one part each, mamba2
+# no attention.
 NAMES = (
     "llama",
     "qwen3",
@@ -42,6 +43,8 @@ NAMES = (
     "gemma4-moe",
     "qwen35",
     "qwen35-odd",
+    "kimi-linear",
+    "kimi-linear-odd",
     "qwen35moe",
     "qwen3next",
     "gemma3n",

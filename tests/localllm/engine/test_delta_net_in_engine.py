@@ -24,7 +24,7 @@ QUESTION = [(at * 7) % 290 + 3 for at in range(90)]
 OTHER = [(at * 11) % 290 + 3 for at in range(40)]
 
 
-@pytest.fixture(scope="module", params=["qwen35", "granitehybrid"])
+@pytest.fixture(scope="module", params=["qwen35", "granitehybrid", "kimi-linear"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = replace(MODELS[request.param], context=2 * STATE_TOKENS)
     return write(model, tmp_path_factory.mktemp("models") / f"{request.param}.gguf")

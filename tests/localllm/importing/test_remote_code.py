@@ -103,6 +103,98 @@ def test_other_smallthinkers_are_refused(changes: dict[str, Any], message: str, 
         import_folder(smallthinker(folder, **WINDOWED | changes), tmp_path / "made.gguf", None, quiet, quiet)
 
 
+KIMI: dict[str, Any] = {
+    "model_type": "kimi_linear",
+    **dict.fromkeys(("max_position_embeddings", "rope_parameters", "head_dim")),
+    "model_max_length": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "mla_use_nope": True,
+    "linear_attn_config": {
+        "full_attn_layers": [2, 4],
+        "kda_layers": [1, 3],
+        "head_dim": 32,
+        "num_heads": 2,
+        "short_conv_kernel_size": 4,
+    },
+    "first_k_dense_replace": 1,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 48,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.446,
+}
+
+
+def kimi(folder: Folder, conv: tuple[int, ...] = (64, 1, 4), **changes: Any) -> Path:
+    made = folder("llama", **{**KIMI, **changes})
+    width = 64
+    shapes: dict[str, tuple[int, ...]] = {
+        **{f"{name}.weight": (320, width) for name in ("model.embed_tokens", "lm_head")},
+        "model.norm.weight": (width,),
+    }
+    net = {f"{part}_proj.weight": (64, width) for part in "qkv"} | {f"{part}_conv1d.weight": conv for part in "qkv"}
+    net |= {f"{part}_a_proj.weight": (32, width) for part in "fg"}
+    net |= {f"{part}_b_proj.weight": (64, 32) for part in "fg"}
+    net |= {"b_proj.weight": (2, width), "A_log": (1, 1, 2, 1), "dt_bias": (64,), "o_norm.weight": (32,)}
+    latents = {"q_proj.weight": (64, width), "kv_a_proj_with_mqa.weight": (48, width), "kv_a_layernorm.weight": (32,)}
+    latents |= {"kv_b_proj.weight": (80, 32)}
+    for layer in range(4):
+        prefix = f"model.layers.{layer}."
+        shapes |= {f"{prefix}{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
+        shapes |= {f"{prefix}self_attn.{name}": shape for name, shape in (latents if layer % 2 else net).items()}
+        shapes[f"{prefix}self_attn.o_proj.weight"] = (width, 48 if layer % 2 else 64)
+        networks = {"mlp": 96} if layer == 0 else {"block_sparse_moe.shared_experts": 48}
+        for name, inner in networks.items():
+            shapes |= {f"{prefix}{name}.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
+            shapes[f"{prefix}{name}.down_proj.weight"] = (width, inner)
+        if layer:
+            experts = f"{prefix}block_sparse_moe."
+            shapes |= {f"{experts}gate.weight": (4, width), f"{experts}gate.e_score_correction_bias": (4,)}
+            for expert in range(4):
+                for part, shape in (("w1", (48, width)), ("w2", (width, 48)), ("w3", (48, width))):
+                    shapes[f"{experts}experts.{expert}.{part}.weight"] = shape
+    stored = {name: ("F32", values_of(name, shape)) for name, shape in shapes.items()}
+    write_safetensors(made / "model.safetensors", stored)
+    return made
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("conv", [(64, 1, 4), (64, 4)])
+def test_kimi_linear_beside_llama_cpp(conv: tuple[int, ...], folder: Folder, tmp_path: Path) -> None:
+    import_folder(kimi(folder, conv), tmp_path / "made.gguf", None, quiet, quiet)
+    expected = llama_oracle.prefill_logits(tmp_path / "made.gguf", TOKENS)[-1]
+    assert_alike(computed_logits(tmp_path / "made.gguf"), expected.tolist(), 2 * TOLERANCE)
+    with open_model(tmp_path / "made.gguf") as file:
+        name = "model.layers.2.block_sparse_moe.experts.3.w2.weight"
+        assert np.array_equal(file.dequantize("blk.2.ffn_down_exps.weight")[3], values_of(name, (64, 48)))
+        assert file.metadata.get_int("kimi-linear.context_length") == 4096
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mla_use_nope": False}, "mla_use_nope is False"),
+        ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func is"),
+        ({"linear_attn_config": {**KIMI["linear_attn_config"], "num_heads": 4}}, "num_heads is 4"),
+    ],
+)
+def test_other_kimis_are_refused(changes: dict[str, Any], message: str, folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        import_folder(kimi(folder, **changes), tmp_path / "made.gguf", None, quiet, quiet)
+
+
 def test_other_sizes_of_fused_heads_are_refused(folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="wqkv has 128 rows"):
         import_folder(written(folder, "internlm2", num_attention_heads=8), tmp_path / "made.gguf", None, quiet, quiet)
