@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING
 
 from localllm.front.options import AsJson
@@ -10,8 +9,6 @@ from localllm.front.terminal import answer, note
 from localllm.text import human_bytes, human_count, human_speed, table
 
 if TYPE_CHECKING:
-    from gguf_io import ModelFile
-    from localllm.library.entry import LibraryModel
     from localllm.library.listing import Listed
 
 HEADINGS = ("NAME", "SIZE", "QUANTISATION", "PARAMETERS", "CONTEXT", "SOURCE", "MEMORY", "FITS", "TOK/S")
@@ -23,21 +20,13 @@ def list_models(as_json: AsJson = False) -> None:
     Each name works in every command. MEMORY is for the model and a conversation of 4096 tokens; FITS says whether that
     much is free now. TOK/S is the expected speed on the CPU engine, if `localllm bench` has measured this machine.
     """
+    from localllm.choices import described
     from localllm.library.entry import Source
-    from localllm.library.listing import describe
     from localllm.library.lookup import all_models
-    from localllm.placement.backends import loaded_projector
-    from localllm.placement.memory import conversation_bytes
-    from localllm.roofline.expected import expect_decode
     from localllm.settings import load_settings
 
     settings = load_settings({})
-    speed = expect_decode(settings.threads)
-
-    def memory(model: "LibraryModel", file: "ModelFile", tokens: int) -> tuple[int | None, bool | None]:
-        return conversation_bytes(file, tokens, loaded_projector(file, settings, model.projectors()))
-
-    rows = [describe(model, speed=speed, memory=partial(memory, model)) for model in all_models(settings)]
+    rows = described(all_models(settings), settings)
     if as_json:
         answer(json.dumps([asdict(row) for row in rows], ensure_ascii=False) + "\n")
         return

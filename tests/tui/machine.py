@@ -12,6 +12,7 @@ from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, 
 from localllm.library.suggestions import ranked
 from localllm.measure.laboratory import ModelCosts, Part
 from localllm.measure.simulate.shape import llama_3_8b
+from localllm.roofline.expected import expected_decode
 from localllm.roofline.kept import KeptLimits
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tui.app import ChatApp
@@ -107,7 +108,8 @@ class Machine(FakeBackend):
         built_in = ModelChoice(
             "builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in", suits="small stories"
         )
-        return [built_in, *(to_pull(suggestion, MEASURED) for suggestion in ranked(4 * 2**30))]
+        speeds = [(one, expected_decode(one.read, one.main_type, MEASURED)[0]) for one in ranked(4 * 2**30)]
+        return [built_in, *(to_pull(suggestion, speed) for suggestion, speed in speeds)]
 
 
 def machine_of(pilot: Pilot[None]) -> Machine:

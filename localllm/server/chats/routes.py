@@ -13,11 +13,13 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 from starlette.types import Scope
 
+from cpu_kernels.limits import available_memory
 from gguf_io import pictures
 from localllm.chats import Attachment, Message, Role, SessionStore, SessionSummary
 from localllm.chats.conversation import Conversation
 from localllm.chats.parameters import NAMES, PRESETS, RANGES, Parameters
 from localllm.chats.store import split_search, tag_of
+from localllm.choices import described, suggested
 from localllm.errors import LocalLLMError, RequestError
 from localllm.extraction import UnreadableError, text_of
 from localllm.remote.connection import is_local
@@ -39,6 +41,7 @@ from localllm.server.chats.schema import (
 from localllm.server.errors import ApiError
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.keys import namespace_of, user_of
+from localllm.server.served import ServedModels
 from localllm.server.service import Service, ServiceDep
 from localllm.server.streams import streamed
 from localllm.server.wire import NDJSON, ndjson
@@ -148,6 +151,16 @@ async def chat_options(chats: ChatsDep, model: str = "") -> Object:
         "presets": PRESETS,
         "tools": None if chats.folder is None else str(chats.folder),
     }
+
+
+@router.get("/api/chats/models")
+async def model_choices(service: ServiceDep) -> Object:
+    """Memory and expected speed of models before they are loaded, and models to download that suit this machine.
+
+    memory is for a model with a conversation of some length; speed, in tokens per second, is null until `localllm
+    bench` has measured the machine. Status 501 if the models are on another server.
+    """
+    return await to_thread.run_sync(_choices, service.models)
 
 
 @router.get("/api/chats/{chat}")
@@ -307,6 +320,33 @@ async def attached_file(chat: ChatId, message: ChatId, place: ChatId, chats: Cha
 async def render_markdown(body: RenderBody) -> Object:
     """Markdown as HTML that is safe to insert into a page, a string for each block."""
     return {"html": await to_thread.run_sync(rendered, body.text)}
+
+
+def _choices(models: ServedModels) -> Object:
+    settings, entries = models.settings, models.entries()
+    found = [models.library_model(entry) for entry in entries]
+    free, rows = available_memory(), described(found, settings)
+    return {
+        "free": free,
+        "models": [
+            {"name": entry.name, "memory": row.memory, "fits": row.fits, "speed": row.speed}
+            for entry, row in zip(entries, rows, strict=True)
+        ],
+        "suggestions": [
+            {
+                "name": one.name,
+                "size": one.size,
+                "quantization": one.quantization,
+                "context": one.context,
+                "memory": one.memory,
+                "fits": one.memory <= free,
+                "speed": speed,
+                "suits": one.suits,
+                "licence": one.licence,
+            }
+            for one, speed in suggested(found, settings)
+        ],
+    }
 
 
 async def _ask(

@@ -631,18 +631,48 @@ const openModels = attempt(async () => {
   await showModels();
 });
 
+let choices = { models: [], suggestions: [] }; // memory and speed of models before they are loaded
 async function showModels() {
+  await drawModels();
+  try {
+    choices = await json("/api/chats/models");
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error; // the models are on another server
+  }
+  if ($("models-dialog").open) await drawModels();
+}
+
+async function drawModels() {
   const found = await readModels();
+  const focused = document.activeElement?.getAttribute("aria-label");
+  const about = new Map(choices.models.map((row) => [row.name, row]));
+  const measured = [...choices.models, ...choices.suggestions].some((row) => row.speed);
+  $("free").textContent = choices.free
+    ? `${bytes(choices.free)} of memory is free.${measured ? "" : " Run “localllm bench” once for expected speeds."}` : "";
+  $("suggestions-title").hidden = !choices.suggestions.length;
+  $("suggestions").replaceChildren(...choices.suggestions.map((row) => {
+    const details = [row.suits, row.quantization, `${bytes(row.size)} to download`, `context ${row.context.toLocaleString()}`, row.licence];
+    const get = button("Download", () => download(row.name), `Download: ${row.name}`);
+    return element("li", {}, element("div", {}, row.name, element("small", {}, details.join(" · ")), expected(row)), get);
+  }));
   $("models").replaceChildren(...found.map((row) => {
     const details = [row.details.parameter_size, row.details.quantization_level, bytes(row.size)];
     if (row.details.context_length) details.push(`context ${row.details.context_length.toLocaleString()}`);
     if (row.loaded) details.push(`loaded, ${bytes(row.loaded.size)} in memory`);
     if (row.capabilities?.includes("vision")) details.push("sees images");
-    const about = element("div", {}, row.name, element("small", {}, details.filter(Boolean).join(" · ")));
+    const text = element("div", {}, row.name, element("small", {}, details.filter(Boolean).join(" · ")));
+    if (!row.loaded && about.has(row.name)) text.append(expected(about.get(row.name)));
     const use = button(row.name === model ? "In use" : "Use", () => useModel(row.name), `${row.name === model ? "In use" : "Use"}: ${row.name}`);
     use.className = row.name === model ? "" : "main";
-    return element("li", {}, about, use);
+    return element("li", {}, text, use);
   }));
+  if (focused) document.querySelector(`#models-dialog [aria-label="${CSS.escape(focused)}"]`)?.focus();
+}
+
+function expected({ memory, fits, speed }) {
+  const needs = memory ? `needs ${bytes(memory)} of memory${fits === false ? ", more than is free" : ""}` : "";
+  const text = [needs, speed ? `about ${speed < 10 ? speed.toFixed(1) : Math.round(speed)} tok/s` : ""].filter(Boolean).join(" · ");
+  return element("small", { className: fits === false ? "bad" : "" }, text);
 }
 
 const useModel = attempt(async (name) => {
@@ -659,11 +689,17 @@ function bytes(count) {
 }
 
 let pulling = null;
-$("pull").addEventListener("submit", async (event) => {
+$("pull").addEventListener("submit", (event) => {
   event.preventDefault();
   if (pulling) return pulling.abort();
   const name = $("pull-name").value.trim();
-  if (!name) return;
+  if (name) download(name);
+});
+
+async function download(name) {
+  if (pulling) return toast("Another download is running. Stop it first.");
+  $("pull-name").value = name;
+  $("models-dialog").scrollTop = 0;
   pulling = new AbortController();
   $("pulling").hidden = false;
   $("pull").querySelector("button").textContent = "Stop";
@@ -686,7 +722,7 @@ $("pull").addEventListener("submit", async (event) => {
   }
   pulling = null;
   $("pull").querySelector("button").textContent = "Download";
-});
+}
 $("model").addEventListener("click", openModels);
 
 // ---- Settings

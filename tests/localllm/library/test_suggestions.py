@@ -52,7 +52,7 @@ def test_without_measurements_no_speed_is_shown_or_measured() -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_the_picker_expects_speeds_by_what_a_token_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.choices.available_memory", lambda: 1 << 40)
+    monkeypatch.setattr("localllm.choices.available_memory", lambda: 1 << 40)
     to_pull = [choice for choice in model_choices(Settings(threads=1), None, None) if not choice.here]
     assert [choice.name for choice in to_pull] == [suggestion.name for suggestion in SUGGESTIONS]
     for choice, suggestion in zip(to_pull, SUGGESTIONS, strict=True):

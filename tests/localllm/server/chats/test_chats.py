@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from localllm.chats import SessionStore
+from localllm.library.suggestions import ranked
 from tests.gpu_offload.projector_files import png
 from tests.localllm.server.conftest import SLOWLY
 from tests.waiting import PATIENCE_S, eventually
@@ -364,3 +365,17 @@ def test_a_server_for_everybody_keeps_its_chats_closed(start_server: Any) -> Non
 
 def test_markdown_is_rendered(client: Client) -> None:
     assert client.post("/api/render", text="a **b**") == {"html": ["<p>a <strong>b</strong></p>\n"]}
+
+
+def test_memory_and_speed_are_known_before_a_load(server: Any, client: Client) -> None:
+    """The figures are those of `localllm list`, and downloads are suggested that are not here."""
+    told = client.get("/api/chats/models")
+    assert {row["name"] for row in told["models"]} >= {MODEL, OTHER, "builtin"} and told["free"] > 0
+    sizes = {row["name"]: row["size"] for row in client.get("/api/tags")["models"]}
+    small = next(row for row in told["models"] if row["name"] == MODEL)
+    assert 0 < small["memory"] < 64 * 2**20 and sizes[MODEL] > 0
+    assert small["fits"] is True and small["speed"] is None  # this machine is not measured
+    assert [row["name"] for row in told["suggestions"]] == [one.name for one in ranked(told["free"])]
+    for row, one in zip(told["suggestions"], ranked(told["free"]), strict=True):
+        assert (row["memory"], row["size"], row["licence"]) == (one.memory, one.size, one.licence)
+        assert row["fits"] is (one.memory <= told["free"])
