@@ -435,3 +435,52 @@ def test_a_server_without_tools_shows_no_switch(slow: Any, open_page: OpenPage) 
     page.tab.wait_for_selector("#model:has-text('stories'), #model:has-text('builtin')")
     page.tab.wait_for_timeout(200)
     assert page.tab.locator("#tools").is_hidden()
+
+
+def test_a_persona_and_a_prompt_are_saved_and_used(slow: Any, open_page: OpenPage) -> None:
+    page = open_page(slow)
+    page.tab.wait_for_selector("#prompts:visible")
+    page.tab.fill("#prompt", "Explain this to a child: ")
+    page.tab.click("#prompts")
+    page.tab.fill("dialog[open] input", "child")
+    page.tab.click("dialog[open] button:text-is('Save the prompt below')")
+    page.tab.wait_for_selector("#toast:has-text('The prompt is saved')")
+    page.tab.fill("#prompt", "")
+    page.tab.click("#prompts")
+    page.tab.click("dialog[open] button:text-is('child')")
+    assert page.tab.input_value("#prompt") == "Explain this to a child:"
+    page.tab.click("#settings")
+    page.tab.fill("#p-system", "You are a poet.")
+    page.tab.fill("#persona-name", "poet")
+    page.tab.click("#persona-save")
+    page.tab.wait_for_selector("#toast:has-text('The persona poet is saved')")
+    page.tab.click("#settings-close")
+    page.tab.click("#settings")
+    assert page.tab.input_value("#p-system") == ""
+    page.tab.click("#personas button:text-is('poet')")
+    page.tab.wait_for_function("() => document.getElementById('p-system').value === 'You are a poet.'")
+    page.tab.click("#settings-close")
+
+
+def test_a_chat_is_exported_and_imported(slow: Any, open_page: OpenPage, data: Path, tmp_path: Path) -> None:
+    chat = stored_chat(data, "To be kept", ANSWER)
+    page = open_page(slow, f"/#{chat}")
+    page.tab.wait_for_selector(".assistant .code")
+    for form, ending in (("Markdown", ".md"), ("JSON", ".json")):
+        page.tab.click("#chats .shown .more")
+        with page.tab.expect_download() as download:
+            page.tab.click(f"dialog[open] button:text-is('Export as {form}')")
+        path = tmp_path / f"chat{ending}"
+        download.value.save_as(path)
+        assert download.value.suggested_filename == f"to-be-kept{ending}"
+        page.tab.keyboard.press("Escape")
+    assert "def add(a, b):" in (tmp_path / "chat.md").read_text(encoding="utf-8")
+    exported = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))
+    exported["messages"][0]["content"] = "Once kept elsewhere"
+    exported["title"] = "From elsewhere"
+    (tmp_path / "chat.json").write_text(json.dumps(exported), encoding="utf-8")
+    page.tab.set_input_files("#import-file", tmp_path / "chat.json")
+    page.tab.wait_for_selector("dialog[open]:has-text('1 new chat')")
+    page.tab.click("dialog[open] button:text-is('Import')")
+    page.tab.wait_for_selector("#title:has-text('From elsewhere')")
+    page.tab.wait_for_selector(".user .body:has-text('Once kept elsewhere')")

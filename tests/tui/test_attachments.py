@@ -14,6 +14,7 @@ from textual.widgets import Static
 
 from localllm.answer.request import AnswerRequest
 from localllm.chats import SessionStore
+from localllm.chats.exporting import as_markdown
 from localllm.chats.importing import exported
 from localllm.errors import RequestError
 from localllm.settings import Settings
@@ -25,7 +26,6 @@ from tests.pdf_files import pdf_of
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.attachments import find_attachments, mention_of
-from tui.commands.sessions import as_markdown
 from tui.engine_backend import EngineBackend
 from tui.widgets.messages import AnswerView, without
 from tui.widgets.pictures import drawn

@@ -1,19 +1,17 @@
 """Commands on whole conversations and their tabs."""
 
 import io
-import json
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
 
 from textual.content import Content
 
 from localllm.background import in_thread
-from localllm.chats import Message, Role, SessionStore
+from localllm.chats import SessionStore
+from localllm.chats.exporting import export as export_text
+from localllm.chats.exporting import file_name
 from localllm.chats.store import change_tags
 from localllm.errors import RequestError
 from localllm.files import user_path
-from localllm.quoting.excerpt import fenced
 from localllm.text import counted
 from tui.screens.chat import ChatScreen
 from tui.terminal import in_browser
@@ -126,21 +124,12 @@ async def export(chat: ChatScreen, argument: str) -> None:
     Markdown has the shown messages. JSON, if the name ends with .json, has all branches and can be imported. In a
     browser, the file is downloaded.
     """
-    identity = _stored(chat)
-    title = chat.conversation.title
+    _stored(chat)
+    conversation = chat.conversation
     path = user_path(argument or ".md")
     if path.name in (".md", ".json"):  # only an ending: without a name the file would be hidden
-        name = "".join(letter if letter.isalnum() else "-" for letter in title).strip("-").lower()
-        path = path.with_name((name or "chat") + path.name)
-    conversation = chat.conversation
-    if path.suffix == ".json":
-        from localllm.chats.importing import exported
-
-        shown = conversation.messages[-1].id if conversation.messages else None
-        text = exported(conversation.store.summary(identity), conversation.store.all_messages(identity), shown)
-    else:
-        checked = [replace(message, content=conversation.checked(message)) for message in conversation.messages]
-        text = as_markdown(title, checked)
+        path = path.with_name(file_name(conversation.title, path.name))
+    text = export_text(conversation, path.suffix == ".json")
     if in_browser():
         name = path.name if path.name.isascii() else f"chat{path.suffix}"  # it goes into a header
         chat.app.deliver_text(io.StringIO(text), save_filename=name)
@@ -202,27 +191,6 @@ def _stored(chat: ChatScreen) -> int:
     if chat.conversation.session_id is None:
         raise RequestError("This chat has no messages yet.")
     return chat.conversation.session_id
-
-
-def as_markdown(title: str, messages: Sequence[Message]) -> str:
-    """The conversation as Markdown: reasoning folded, attached files in fences that their text cannot close."""
-    parts = [f"# {title}\n"]
-    for message in messages:
-        if message.role is Role.TOOL:
-            parts.append(f"### {message.calls[0].name}\n\n{fenced(message.content)}")
-            continue
-        parts.append("## You\n" if message.role is Role.USER else f"## {message.model or 'Assistant'}\n")
-        for file in message.attachments:
-            if file.picture:
-                parts.append(f"*Picture: {file.name}*\n")
-                continue
-            parts.append(f"{file.label}:\n\n{fenced(file.text)}")
-        if message.reasoning:
-            parts.append(f"<details><summary>Thinking</summary>\n\n{message.reasoning.strip()}\n\n</details>\n")
-        parts.append(f"{message.content.strip()}\n")
-        for call in message.calls:
-            parts.append(f"```json\n{json.dumps(asdict(call), ensure_ascii=False)}\n```\n")
-    return "\n".join(parts)
 
 
 async def open_tab(chat: ChatScreen, _argument: str) -> None:

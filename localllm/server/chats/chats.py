@@ -163,7 +163,9 @@ class PageTools(ToolLoop):
 class Chats:
     """For the event loop. Methods raise SessionError, and ApiError 404 for an unknown chat or message."""
 
-    def __init__(self, file: Path, service: Service) -> None:
+    def __init__(self, file: Path, service: Service, is_own: bool) -> None:
+        """is_own: whether the user is the one who runs the server, whose prompts and personas these are."""
+        self.is_own = is_own
         folder = service.options.settings.page_tools
         self._folder = None if folder is None else user_path(folder)
         self._tools: dict[int, PageTools] = {}
@@ -250,6 +252,11 @@ class Chats:
     def folder(self) -> Path | None:
         """Where tools may be used; None for nowhere."""
         return self._folder
+
+    def check_own(self) -> None:
+        """Raise ApiError 403 for a user who has no saved prompts and personas here."""
+        if not self.is_own:
+            raise ApiError(403, "saved prompts and personas are those of the user who runs the server")
 
     def check_tools(self) -> Path:
         """The folder for tools. Raises ApiError 403 if there is none."""

@@ -2,11 +2,12 @@
 
 import base64
 import binascii
+import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, cast
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import quote, urlsplit
 
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -17,11 +18,15 @@ from cpu_kernels.limits import available_memory
 from gguf_io import pictures
 from localllm.chats import Attachment, Message, Role, SessionStore, SessionSummary
 from localllm.chats.conversation import Conversation
+from localllm.chats.exporting import export, file_name
+from localllm.chats.importing import Export, compare, read_export, take
 from localllm.chats.parameters import NAMES, PRESETS, RANGES, Parameters
+from localllm.chats.saved import read_persona, read_prompt, save_persona, save_prompt, saved_names
 from localllm.chats.store import split_search, tag_of
 from localllm.choices import described, suggested
 from localllm.errors import LocalLLMError, RequestError
 from localllm.extraction import UnreadableError, text_of
+from localllm.files import TEMPORARY
 from localllm.remote.connection import is_local
 from localllm.server.bodies import Object
 from localllm.server.chats.chats import Chats
@@ -33,8 +38,10 @@ from localllm.server.chats.schema import (
     ChangeBody,
     DecisionBody,
     FileBody,
+    ImportBody,
     PlaceBody,
     RenderBody,
+    SaveBody,
     TurnBody,
     UndoBody,
 )
@@ -68,7 +75,7 @@ class AllChats:
             raise ApiError(403, "chats need an API key on a server that other machines can reach: set LOCALLLM_API_KEY")
         user = user_of(namespace_of(scope), options.keys)
         if user not in self._of:
-            self._of[user] = Chats(chats_path(user), self._service)
+            self._of[user] = Chats(chats_path(user), self._service, is_own=not user)
         return self._of[user]
 
     def leave(self) -> None:
@@ -104,6 +111,7 @@ router = APIRouter(route_class=ProtocolRoute, tags=["Chats"], dependencies=[Depe
 
 ChatsDep = Annotated[Chats, Depends(chats_of)]
 ChatId = Annotated[int, Field(ge=0, le=2**63 - 1)]
+SavedKind = Literal["prompt", "persona"]
 
 
 @router.get("/api/chats")
@@ -142,13 +150,15 @@ async def chat_events(chats: ChatsDep, chat: ChatId | None = None) -> Response:
 
 @router.get("/api/chats/options")
 async def chat_options(chats: ChatsDep, model: str = "") -> Object:
-    """The parameters of a chat with their ranges and the model's defaults, the presets of samplers, and where tools
-    may be used.
+    """The parameters of a chat with their ranges and the model's defaults, the presets of samplers, saved prompts and
+    personas by name, and where tools may be used.
     """
     defaults = await chats.defaults(model)
     return {
         "parameters": [_parameter(name, defaults) for name in NAMES if name not in _ELSEWHERE],
         "presets": PRESETS,
+        "prompts": saved_names("prompt") if chats.is_own else None,
+        "personas": saved_names("persona") if chats.is_own else None,
         "tools": None if chats.folder is None else str(chats.folder),
     }
 
@@ -161,6 +171,51 @@ async def model_choices(service: ServiceDep) -> Object:
     bench` has measured the machine. Status 501 if the models are on another server.
     """
     return await to_thread.run_sync(_choices, service.models)
+
+
+@router.post("/api/chats/import")
+async def import_chats(body: ImportBody, chats: ChatsDep) -> Object:
+    """Import chats that localllm or another program has exported; chats that are here already are left out."""
+    data = _bytes(body.name, body.data)
+
+    def read() -> Export:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+            path = Path(folder, "export")
+            path.write_bytes(data)
+            try:
+                return read_export(path)
+            except RequestError as error:
+                raise RequestError(str(error).replace(str(path), body.name)) from error
+
+    given = await to_thread.run_sync(read)
+    found = await chats.work(lambda store: compare(given, store))
+    stored = await chats.work(lambda store: take(found.new, store)) if body.stores and found.new else []
+    for chat in stored:
+        chats.changed(chat)
+    return {"summary": found.summary, "new": len(found.new), "chats": stored}
+
+
+@router.get("/api/chats/saved/{kind}/{name}")
+async def show_saved(kind: SavedKind, name: str, chats: ChatsDep) -> Object:
+    """A saved prompt, or a persona's parameters, as text, and its model."""
+    chats.check_own()
+    if kind == "prompt":
+        return {"text": await to_thread.run_sync(read_prompt, name)}
+    persona = await to_thread.run_sync(read_persona, name)
+    return {"parameters": persona.values, "model": persona.model}
+
+
+@router.post("/api/chats/saved/{kind}/{name}")
+async def save(kind: SavedKind, name: str, body: SaveBody, chats: ChatsDep) -> Object:
+    """Save a prompt, or the parameters that differ from the model's defaults as a persona, under a new name."""
+    chats.check_own()
+    if kind == "prompt":
+        path = await to_thread.run_sync(save_prompt, name, body.text)
+    else:
+        conversation = await chats.new(body.model)
+        parameters, defaults = _changed(conversation, body.parameters, chats), conversation.defaults
+        path = await to_thread.run_sync(save_persona, name, parameters, defaults, body.model)
+    return {"path": str(path)}
 
 
 @router.get("/api/chats/{chat}")
@@ -304,6 +359,20 @@ async def fork_chat(chat: ChatId, body: PlaceBody, chats: ChatsDep) -> Object:
     return {"chat": conversation.session_id}
 
 
+@router.get("/api/chats/{chat}/export")
+async def export_chat(chat: ChatId, chats: ChatsDep, form: Literal["markdown", "json"] = "markdown") -> Response:
+    """A chat as a file: what is shown as Markdown, or everything as JSON, which can be imported."""
+    conversation, as_json = await chats.open(chat), form == "json"
+    text = await chats.work(lambda _: export(conversation, as_json))
+    name = await chats.work(lambda _: file_name(conversation.title, ".json" if as_json else ".md"))
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
+        "X-Content-Type-Options": "nosniff",
+    }
+    kind = "application/json" if as_json else "text/markdown; charset=utf-8"
+    return Response(text.encode(errors="replace"), media_type=kind, headers=headers)
+
+
 @router.get("/api/chats/{chat}/messages/{message}/files/{place}")
 async def attached_file(chat: ChatId, message: ChatId, place: ChatId, chats: ChatsDep) -> Response:
     """A file attached to a message: a picture, or plain text."""
@@ -380,10 +449,7 @@ def _attachment(file: FileBody) -> Attachment:
     """A file of a request as an attachment. Raises RequestError."""
     text = file.text
     if text is None:
-        try:
-            data = base64.b64decode(file.data or "", validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise RequestError(f"{file.name}: data is not valid base64.") from error
+        data = _bytes(file.name, file.data or "")
         if data.startswith(tuple(_PICTURES)):
             try:
                 pictures.check(data)
@@ -397,6 +463,14 @@ def _attachment(file: FileBody) -> Attachment:
     if len(text) > MAX_TEXT_CHARS:
         raise RequestError(f"{file.name} is larger than {MAX_TEXT_CHARS >> 20} MiB. Attach a part of it.")
     return Attachment(file.name, text)
+
+
+def _bytes(name: str, data: str) -> bytes:
+    """The bytes of a file in a request. Raises RequestError."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"{name}: data is not valid base64.") from error
 
 
 def _message_of(conversation: Conversation, identity: int, role: Role | None = None) -> Message:

@@ -86,6 +86,22 @@ class TurnBody(PlaceBody):
     step: Literal[-1, 1]
 
 
+class ImportBody(Body):
+    """A file of exported chats, as base64. stores: whether to import them, not only to tell what is in it."""
+
+    name: Name = "the file"
+    data: Text
+    stores: bool = False
+
+
+class SaveBody(Body):
+    """What to save under a name: a prompt's text, or a persona's parameters and model."""
+
+    text: Text = ""
+    parameters: Annotated[dict[Name, Text], Field(default_factory=dict, max_length=len(NAMES))]
+    model: Name = ""
+
+
 class RenderBody(Body):
     """A text in Markdown."""
 

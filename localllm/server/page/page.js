@@ -157,10 +157,11 @@ function changeChat(row) {
     if (chat === row.id) openChat(null);
     toast(`“${row.title}” is deleted.`, "Undo", attempt(() => json(`/api/chats/${row.id}`, { body: { deleted: false } })));
   }));
-  const row_ = element("div", { className: "row" }, element("button", { type: "submit", className: "main" }, "Save"), remove,
+  const row_ = element("div", { className: "row ending" }, element("button", { type: "submit", className: "main" }, "Save"), remove,
     button("Cancel", () => dialog.close()));
-  row_.style.marginTop = ".8rem";
-  form.append(row_);
+  const files = element("div", { className: "row ending wrap" }, button("Export as Markdown", () => exportChat(row, "markdown")),
+    button("Export as JSON", () => exportChat(row, "json")));
+  form.append(row_, files);
   form.addEventListener("submit", attempt(async (event) => {
     event.preventDefault();
     await json(`/api/chats/${row.id}`, { body: { title: title.value.trim(), tags: tags.value.split(/[\s,]+/).filter(Boolean) } });
@@ -170,6 +171,28 @@ function changeChat(row) {
   document.body.append(dialog);
   dialog.showModal();
 }
+
+const exportChat = attempt(async (row, form) => {
+  const response = await call(`/api/chats/${row.id}/export?form=${form}`);
+  const name = decodeURIComponent(response.headers.get("content-disposition").split("''")[1]);
+  const link = element("a", { download: name, href: URL.createObjectURL(await response.blob()) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+});
+
+$("import").addEventListener("click", () => $("import-file").click());
+$("import-file").addEventListener("change", attempt(async () => {
+  const [file] = $("import-file").files;
+  $("import-file").value = "";
+  const body = { name: file.name, data: await base64(file) };
+  const found = await json("/api/chats/import", { body });
+  if (!found.new) return toast(found.summary);
+  ask("Import these chats?", element("p", {}, found.summary), "Import", attempt(async () => {
+    const { chats } = await json("/api/chats/import", { body: { ...body, stores: true } });
+    toast(`Imported: ${chats.length}.`);
+    openChat(chats.at(-1));
+  }));
+}));
 
 // ---- One chat
 
@@ -436,16 +459,7 @@ async function undoChange(seen) {
   if (ask) showDiff("Undo this change of another chat?", ask, attempt(() => undoChange(ask)));
 }
 
-function showDiff(title, text, undo) {
-  const place = diff(element("div", { className: "diff", tabIndex: 0 }), text);
-  const dialog = element("dialog", {}, element("h2", { id: "diff-title" }, title), place);
-  dialog.setAttribute("aria-labelledby", "diff-title");
-  const close = button(undo ? "Cancel" : "Close", () => dialog.close());
-  dialog.append(element("div", { className: "row" }, ...(undo ? [button("Undo", () => (dialog.close(), undo()))] : []), close));
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
-}
+const showDiff = (title, text, undo) => ask(title, diff(element("div", { className: "diff", tabIndex: 0 }), text), "Undo", undo);
 
 // ---- The answer as it is written
 
@@ -586,13 +600,15 @@ function setFiles(list) {
   }));
 }
 
+async function base64(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  let text = "";
+  for (let at = 0; at < bytes.length; at += 0x8000) text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
+  return btoa(text);
+}
+
 async function addFiles(list) {
-  const read = await Promise.all([...list].map(async (file) => {
-    const bytes = new Uint8Array(await file.arrayBuffer());
-    let text = "";
-    for (let at = 0; at < bytes.length; at += 0x8000) text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
-    return { name: file.name, data: btoa(text) };
-  }));
+  const read = await Promise.all([...list].map(async (file) => ({ name: file.name, data: await base64(file) })));
   setFiles([...files, ...read]);
 }
 $("attach").addEventListener("click", () => $("picker").click());
@@ -728,11 +744,19 @@ $("model").addEventListener("click", openModels);
 // ---- Settings
 
 let options = null;
+let personaModel = ""; // of the persona that fills the settings
 const openSettings = attempt(async () => {
   options = await json(`/api/chats/options?model=${encodeURIComponent(model)}`);
   $("presets").replaceChildren(...Object.entries(options.presets).map(([name, values]) =>
     button(name, () => Object.entries(values).forEach(([one, value]) => ($(`p-${one}`).value = value)))));
   $("parameters").replaceChildren(...options.parameters.filter((one) => one.name !== "system").map(parameterField));
+  personaModel = "";
+  $("personas-field").hidden = options.personas === null;
+  $("personas").replaceChildren(...(options.personas ?? []).map((name) => button(name, attempt(async () => {
+    const persona = await json(`/api/chats/saved/persona/${encodeURIComponent(name)}`);
+    fillSettings({ ctx: $("p-ctx").value, ...persona.parameters });
+    personaModel = persona.model;
+  }))));
   fillSettings(shown ? shown.parameters : parameters);
   $("settings-error").textContent = "";
   $("settings-dialog").showModal();
@@ -754,11 +778,24 @@ function fillSettings(values) {
   for (const { name, kind } of options.parameters) $(`p-${name}`).value = values[name] ?? (kind === "switch" ? "default" : "");
 }
 
+const givenSettings = () =>
+  Object.fromEntries(options.parameters.map(({ name }) => [name, $(`p-${name}`).value.trim() || "default"]));
+
+$("persona-save").addEventListener("click", attempt(async () => {
+  const name = $("persona-name").value.trim();
+  if (!name) return toast("Give the persona a name.");
+  await json(`/api/chats/saved/persona/${encodeURIComponent(name)}`, { body: { parameters: givenSettings(), model } });
+  $("persona-name").value = "";
+  toast(`The persona ${name} is saved.`);
+}));
+
 $("settings-form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const given = Object.fromEntries(options.parameters.map(({ name }) => [name, $(`p-${name}`).value.trim() || "default"]));
+  const given = givenSettings();
   try {
-    if (chat) await json(`/api/chats/${chat}`, { body: { parameters: given } });
+    if (personaModel && !chat) model = personaModel;
+    if (personaModel) showModel();
+    if (chat) await json(`/api/chats/${chat}`, { body: { parameters: given, ...(personaModel && { model: personaModel }) } });
     else parameters = { ...(parameters.tools && { tools: parameters.tools }), ...Object.fromEntries(Object.entries(given).filter(([, value]) => value !== "default")) };
     $("settings-dialog").close();
   } catch (error) {
@@ -787,7 +824,43 @@ $("key-form").addEventListener("submit", (event) => {
   beginning = begin();
 });
 
+// ---- Saved prompts
+
+$("prompts").addEventListener("click", attempt(async () => {
+  const names = (await json("/api/chats/options")).prompts ?? [];
+  const list = element("div", { className: "row wrap" }, ...names.map((name) => button(name, attempt(async () => {
+    const { text } = await json(`/api/chats/saved/prompt/${encodeURIComponent(name)}`);
+    dialog.close();
+    const prompt = $("prompt");
+    prompt.setRangeText(text, prompt.selectionStart, prompt.selectionEnd, "end");
+    keepDraft();
+    prompt.focus();
+  }))));
+  const name = element("input", { placeholder: "Name", maxLength: 64 });
+  name.setAttribute("aria-label", "Name of a new prompt");
+  const keep = button("Save the prompt below", attempt(async () => {
+    if (!name.value.trim()) return toast("Give the prompt a name.");
+    await json(`/api/chats/saved/prompt/${encodeURIComponent(name.value.trim())}`, { body: { text: $("prompt").value } });
+    dialog.close();
+    toast("The prompt is saved.");
+  }));
+  keep.disabled = !$("prompt").value.trim();
+  const empty = names.length ? "" : element("p", { className: "quiet" }, "No prompts are saved yet.");
+  const dialog = ask("Saved prompts", element("div", {}, empty, list, element("div", { className: "row" }, name, keep)));
+}));
+
 // ---- Small things
+
+function ask(title, content, label, action) {
+  const dialog = element("dialog", {}, element("h2", { id: "ask-title" }, title), content);
+  dialog.setAttribute("aria-labelledby", "ask-title");
+  const act = action ? [button(label, () => (dialog.close(), action()))] : [];
+  dialog.append(element("div", { className: "row ending" }, ...act, button(action ? "Cancel" : "Close", () => dialog.close())));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -893,7 +966,9 @@ const begin = attempt(async () => {
   showList();
   if (begun) refollow();
   begun = true;
-  toolFolder = (await json("/api/chats/options")).tools;
+  const { tools, prompts } = await json("/api/chats/options");
+  toolFolder = tools;
+  $("prompts").hidden = prompts === null;
   showTools();
 });
 $("prompt").value = sessionStorage.getItem(draftName()) ?? "";

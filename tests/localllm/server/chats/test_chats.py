@@ -357,6 +357,41 @@ def test_each_user_has_chats_of_their_own(start_server: Any, tmp_path: Path) -> 
         }
 
 
+def test_no_route_reaches_another_users_chats(start_server: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("ann: first-secret\nben: second-secret\n", encoding="utf-8")
+    with start_server("--api-key-file", str(file), "--page-tools", str(tmp_path)) as server:
+        ann, ben = (Client(server.url, Authorization=f"Bearer {key}-secret") for key in ("first", "second"))
+        chat = ann.begin("Only for Ann", files=[{"name": "note.txt", "text": "secret of Ann"}])
+        ann.answered(chat)
+        message = ann.chat(chat)["messages"][0]["id"]
+        ben.answered(ben.begin("Only for Ben"))
+        assert [one["title"] for one in ann.get("/api/chats")["chats"]] == ["Only for Ann"]
+        assert ben.get("/api/chats?search=Ann")["chats"] == []
+        for path in ("", "/export", f"/messages/{message}/files/0"):
+            assert ann.http.get(f"/api/chats/{chat}{path}").status_code == 200
+            assert ben.http.get(f"/api/chats/{chat}{path}").status_code == 404, path
+        bodies: dict[str, dict[str, Any]] = {
+            "": {"title": "Ben's"},
+            "/messages": {"content": "More"},
+            "/answers": {},
+            "/turn": {"message": message, "step": 1},
+            "/fork": {"message": message},
+            "/undo": {},
+        }
+        for path, body in bodies.items():
+            assert ben.http.post(f"/api/chats/{chat}{path}", json=body).status_code == 404, path
+        assert ben.post(f"/api/chats/{chat}/stop")["stopped"] is False
+        decision = {"decision": "once", "preview": ""}
+        assert ben.http.post(f"/api/chats/{chat}/decision", json=decision).status_code == 409
+        with events(ben, chat) as lines:
+            assert "answer" not in next(lines)
+        assert ann.chat(chat)["title"] == "Only for Ann"
+        for client in (ann, ben):  # the prompts and personas of the machine's user are neither's
+            assert client.get("/api/chats/options")["prompts"] is None
+            assert client.http.get("/api/chats/saved/prompt/x").status_code == 403
+
+
 def test_a_server_for_everybody_keeps_its_chats_closed(start_server: Any) -> None:
     with start_server("--host", "0.0.0.0", "--without-key") as server:
         refused = httpx.get(f"http://127.0.0.1:{server.port}/api/chats", timeout=PATIENCE_S)
@@ -379,3 +414,54 @@ def test_memory_and_speed_are_known_before_a_load(server: Any, client: Client) -
     for row, one in zip(told["suggestions"], ranked(told["free"]), strict=True):
         assert (row["memory"], row["size"], row["licence"]) == (one.memory, one.size, one.licence)
         assert row["fits"] is (one.memory <= told["free"])
+
+
+def test_prompts_and_personas_are_those_of_the_terminal_chat(start_server: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "localllm"
+    (folder / "prompts").mkdir(parents=True)
+    (folder / "prompts" / "translate.md").write_text("Translate into Dutch:\n", encoding="utf-8")
+    with start_server(XDG_CONFIG_HOME=str(tmp_path)) as server:
+        client = Client(server.url)
+        options = client.get("/api/chats/options")
+        assert (options["prompts"], options["personas"]) == (["translate"], [])
+        assert client.get("/api/chats/saved/prompt/translate") == {"text": "Translate into Dutch:"}
+        client.post("/api/chats/saved/prompt/greet", text="Say hello.")
+        assert (folder / "prompts" / "greet.md").read_text(encoding="utf-8") == "Say hello.\n"
+        values = {"system": 'You are a "pirate".', "temperature": "0.3"}
+        client.post("/api/chats/saved/persona/pirate", parameters=values, model=MODEL)
+        assert client.get("/api/chats/saved/persona/pirate") == {"parameters": values, "model": ""}
+        assert client.get("/api/chats/options")["personas"] == ["pirate"]
+        again = client.http.post("/api/chats/saved/prompt/greet", json={"text": "Other"})
+        assert again.status_code == 400 and "exists already" in again.json()["error"]
+        for name in ("../x", "..%2f..%2fconfig", ".hidden", "none"):
+            assert client.http.get(f"/api/chats/saved/prompt/{name}").status_code in (400, 404), name
+        (folder / "personas" / "bad.toml").write_text("top_p = 99\n", encoding="utf-8")
+        bad = client.http.get("/api/chats/saved/persona/bad")
+        assert bad.status_code == 400 and "bad.toml" in bad.json()["error"]
+
+
+def test_chats_are_exported_and_imported(start_server: Any, client: Client) -> None:
+    chat = client.begin("Wörter <b>zählen</b>", parameters={**BRIEF, "system": "Count."})
+    client.answered(chat)
+    client.post(f"/api/chats/{chat}/answers")
+    _, answer = client.texts(chat)
+    client.post(f"/api/chats/{chat}", title="Wörter / zählen", tags=["words"])
+    markdown = client.http.get(f"/api/chats/{chat}/export")
+    assert markdown.text.startswith("# Wörter / zählen\n") and answer.strip() in markdown.text
+    assert markdown.headers["content-disposition"] == "attachment; filename*=UTF-8''w%C3%B6rter---z%C3%A4hlen.md"
+    whole = client.http.get(f"/api/chats/{chat}/export?form=json").content
+    body = {"name": "words.json", "data": base64.b64encode(whole).decode()}
+    assert client.post("/api/chats/import", **body, stores=True)["chats"] == []  # it is here already
+    with start_server() as server:
+        other = Client(server.url)
+        told = other.post("/api/chats/import", **body)
+        assert told["new"] == 1 and told["chats"] == [] and "1 new chat" in told["summary"]
+        assert other.get("/api/chats")["chats"] == []  # looking stores nothing
+        (copy,) = other.post("/api/chats/import", **body, stores=True)["chats"]
+        there = other.chat(copy)
+        assert (there["title"], there["tags"]) == ("Wörter / zählen", ["words"])
+        assert there["parameters"]["system"] == "Count." and there["messages"][1]["variants"] == 2
+        assert other.texts(copy) == client.texts(chat)
+        for data in (b"no chats", b"{}", b"PK\x03\x04"):
+            refused = other.http.post("/api/chats/import", json={**body, "data": base64.b64encode(data).decode()})
+            assert refused.status_code == 400 and refused.json()["error"].startswith("words.json")
