@@ -339,6 +339,9 @@ def address_space_limit() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
+SHELL = ("cmd.exe", "/d", "/s", "/c") if sys.platform == "win32" else ("/bin/sh", "-c")
+"""The words before a command of the system's shell."""
+
 OWN_SESSION: dict[str, Any]
 if sys.platform == "win32":
     OWN_SESSION = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
@@ -404,7 +407,7 @@ class Started:
             self.process: subprocess.Popen[bytes] = self._job.start(command, **options)
         else:
             if sys.platform == "linux":
-                words = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+                words = [*SHELL, command] if isinstance(command, str) else list(command)
                 command = [sys.executable, "-ISc", _KEEPER, *words]
                 options.pop("shell", None)
             self.process = subprocess.Popen(command, start_new_session=True, **options)

@@ -18,6 +18,7 @@ from localllm.errors import LocalLLMError, RequestError
 from localllm.tools.action import MAX_ROUNDS, Action, MalformedCallError, Toolbox, ToolError, failure
 from localllm.tools.approvals import Approvals, Decision, approvals_path
 from localllm.tools.builtin import FolderTools
+from localllm.tools.command import RunCommand
 from localllm.tools.folder import Files, Folder
 
 REFUSED = "The user refused this call."
@@ -47,8 +48,12 @@ class ToolLoop(ABC):
         stopping: threading.Event,
         servers: Mapping[str, Mapping[str, Any]] | None = None,
         files: Files | None = None,
+        run: RunCommand | None = None,
     ) -> None:
-        """servers: MCP servers beside those in mcp.json, in its format. files: where contents are read and written."""
+        """servers: MCP servers beside those in mcp.json, in its format. files: where contents are read and written.
+
+        run: what runs commands; None is the system's shell.
+        """
         self.folder = Folder(folder, files)
         self.problems: list[str] = []
         self.rounds = 0
@@ -58,7 +63,7 @@ class ToolLoop(ABC):
         self._lock = threading.Lock()
         self._toolbox: Toolbox | None = None
         self._approvals: dict[int | None, Approvals] = {}
-        self._tools = FolderTools(self.folder)
+        self._tools = FolderTools(self.folder, run=run)
 
     @abstractmethod
     async def ask(self, call: ToolCall | None, action: Action) -> Decision:

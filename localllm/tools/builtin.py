@@ -5,7 +5,7 @@ from typing import Any
 
 from localllm.settings import journal_path
 from localllm.tools.action import Action, FileChange, Tool
-from localllm.tools.command import command_tool
+from localllm.tools.command import RunCommand, command_tool
 from localllm.tools.editing import diff, editing_tool
 from localllm.tools.folder import Folder
 from localllm.tools.journal import Change, Journal
@@ -13,9 +13,9 @@ from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
 from localllm.tools.reading import reading_tools
 
 
-def builtin_tools(folder: Folder, journal: Journal) -> list[Tool]:
-    """Read, list, search, edit a file, run a command."""
-    return [*reading_tools(folder), editing_tool(folder, journal), command_tool(folder)]
+def builtin_tools(folder: Folder, journal: Journal, run: RunCommand | None = None) -> list[Tool]:
+    """Read, list, search, edit a file, run a command. run: see command_tool."""
+    return [*reading_tools(folder), editing_tool(folder, journal), command_tool(folder, run)]
 
 
 class FolderTools:
@@ -24,12 +24,13 @@ class FolderTools:
     problems: why servers did not start.
     """
 
-    def __init__(self, folder: Folder, owner: str = "") -> None:
-        """owner: of the changes in the journal."""
+    def __init__(self, folder: Folder, owner: str = "", run: RunCommand | None = None) -> None:
+        """owner: of the changes in the journal. run: see command_tool."""
         self.folder = folder
         self.journal = Journal(journal_path(), folder.root, owner, folder.files)
-        self.tools = builtin_tools(folder, self.journal)
+        self.tools = builtin_tools(folder, self.journal, run)
         self.problems: list[str] = []
+        self._run = run
         self._servers: McpServers | None = None
 
     def start_servers(self, more: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -40,7 +41,7 @@ class FolderTools:
 
     def command(self, text: str) -> Action:
         """The action that runs a command of the user's. Raises ToolError."""
-        return command_tool(self.folder).plan({"command": text})
+        return command_tool(self.folder, self._run).plan({"command": text})
 
     def undoing(self, change: Change) -> Action:
         """A change in reverse, to be shown: the journal undoes it."""

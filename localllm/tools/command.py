@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gguf_io.system import Started
@@ -21,26 +22,31 @@ _PLAIN = re.compile(r"[\w./:=@%+,-]+(?: [\w./:=@%+,-]+)*")
 _WORD = re.compile(r"\w[\w./-]*")
 
 
-def command_tool(folder: Folder) -> Tool:
-    """run_command. Commands run with the user's rights; only approval protects the machine."""
+# Runs a shell command in a folder, for LIMIT_S at most, and returns what it printed and how it ended; setting the event
+# ends it. May raise ToolError.
+RunCommand = Callable[[str, Folder, threading.Event], str]
+
+
+def command_tool(folder: Folder, run: RunCommand | None = None) -> Tool:
+    """run_command. Commands run with the user's rights; only approval protects the machine.
+
+    run: what runs them; None is the system's shell.
+    """
     return Tool(
         "run_command",
         f"Run a shell command in the folder and return what it prints. It gets no input and {LIMIT_S} s. "
         "The user sees the command and decides.",
         schema_of({"command": {"type": "string", "minLength": 1}}, "command"),
-        lambda arguments: _plan(folder, arguments),
+        lambda arguments: _plan(folder, run or run_in_shell, arguments),
     )
 
 
-def _plan(folder: Folder, arguments: dict[str, Any]) -> Action:
+def _plan(folder: Folder, run: RunCommand, arguments: dict[str, Any]) -> Action:
     command: str = arguments["command"].strip()
     if not command or "\0" in command:
         raise ToolError("The command is empty or has a NUL character.")
 
-    def run(stop: threading.Event) -> str:
-        return _run(command, folder, stop)
-
-    return Action("run_command", command, command, run, pattern=pattern_of(command))
+    return Action("run_command", command, command, lambda stop: run(command, folder, stop), pattern=pattern_of(command))
 
 
 def pattern_of(command: str) -> str | None:
@@ -51,7 +57,8 @@ def pattern_of(command: str) -> str | None:
     return f"{words[0]} {words[1]} *" if len(words) > 1 and _WORD.fullmatch(words[1]) else command
 
 
-def _run(command: str, folder: Folder, stop: threading.Event) -> str:
+def run_in_shell(command: str, folder: Folder, stop: threading.Event) -> str:
+    """A RunCommand."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCALLLM_")}
     with tempfile.TemporaryFile() as output:
         started = Started(

@@ -745,6 +745,123 @@ def test_an_editor_that_does_not_answer_is_left_when_the_prompt_is_cancelled(pla
 # With the program itself and a model file.
 
 
+class Terminals(Editor):
+    """An editor that runs commands in terminals of its own."""
+
+    def __init__(self, folder: Path, *decisions: str | None) -> None:
+        """folder: where what terminals print is kept."""
+        super().__init__(*decisions)
+        self.offers = schema.ClientCapabilities(terminal=True)
+        self.opened: list[subprocess.Popen[bytes]] = []
+        self.released: list[str] = []
+        self._printed = folder
+
+    async def create_terminal(
+        self, session_id: str, command: str, args: list[str], cwd: str, **_: Any
+    ) -> schema.CreateTerminalResponse:
+        name = f"t{len(self.opened)}"
+        with (self._printed / name).open("wb") as output:
+            self.opened.append(subprocess.Popen([command, *args], cwd=cwd, stdout=output))
+        return schema.CreateTerminalResponse(terminal_id=name)
+
+    async def wait_for_terminal_exit(
+        self, session_id: str, terminal_id: str, **_: Any
+    ) -> schema.WaitForTerminalExitResponse:
+        process = self._of(terminal_id)
+        await until(lambda: process.poll() is not None)
+        return schema.WaitForTerminalExitResponse(exit_code=process.returncode)
+
+    async def terminal_output(self, session_id: str, terminal_id: str, **_: Any) -> schema.TerminalOutputResponse:
+        return schema.TerminalOutputResponse(output=(self._printed / terminal_id).read_text(), truncated=True)
+
+    async def kill_terminal(self, session_id: str, terminal_id: str, **_: Any) -> None:
+        self._of(terminal_id).kill()
+        self._of(terminal_id).wait()
+
+    async def release_terminal(self, session_id: str, terminal_id: str, **_: Any) -> None:
+        await self.kill_terminal(session_id, terminal_id)
+        self.released.append(terminal_id)
+
+    def _of(self, terminal_id: str) -> "subprocess.Popen[bytes]":
+        return self.opened[int(terminal_id[1:])]
+
+
+COMMAND = "run_command", {"command": "echo in the editor; pwd; exit 3"}
+
+
+def test_commands_run_in_the_editors_terminals(
+    tmp_path: Path, play: Callable[..., None], folder: Path, store: SessionStore
+) -> None:
+    editor = Terminals(tmp_path, "once")
+
+    async def flow(agent: Any, session: str) -> None:
+        assert await say(agent, session, "Run it.") == "end_turn"
+        assert editor.released == ["t0"]
+        contents = [one.content for one in editor.updates if one.session_update == "tool_call_update" and one.content]
+        shown = [each.terminal_id for content in contents for each in content if each.type == "terminal"]
+        assert shown == ["t0"]
+        last = [one for one in editor.updates if getattr(one, "status", "") == "completed"][-1]
+        assert last.content is None  # the terminal stays
+
+    play(model(calls(COMMAND), DONE), editor, flow)
+    result = next(one.content for one in store.all_messages(store.sessions()[0].id) if one.role is Role.TOOL)
+    assert result == f"[the beginning is left out]\nin the editor\n{folder.resolve()}\n\n[exit status 3]"
+
+
+def test_a_refused_command_opens_no_terminal(tmp_path: Path, play: Callable[..., None]) -> None:
+    editor = Terminals(tmp_path, "refuse")
+
+    async def flow(agent: Any, session: str) -> None:
+        await say(agent, session, "Run it.")
+        assert not editor.opened
+
+    play(model(calls(COMMAND), DONE), editor, flow)
+
+
+def test_cancel_ends_a_command_in_a_terminal(tmp_path: Path, play: Callable[..., None]) -> None:
+    editor = Terminals(tmp_path, "once")
+
+    async def flow(agent: Any, session: str) -> None:
+        asked = asyncio.ensure_future(say(agent, session, "Wait."))
+        await until(lambda: editor.opened)
+        await agent.cancel(session_id=session)
+        assert await asked == "cancelled"
+        await until(lambda: editor.released)
+        assert editor.opened[0].returncode
+
+    play(model(calls(("run_command", {"command": "sleep 1000"})), DONE), editor, flow)
+
+
+def test_a_command_that_takes_too_long_is_killed_and_its_output_kept(
+    tmp_path: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, store: SessionStore
+) -> None:
+    monkeypatch.setattr("tui.acp.terminals.LIMIT_S", 1)
+    editor = Terminals(tmp_path, "once")
+
+    async def flow(agent: Any, session: str) -> None:
+        assert await say(agent, session, "Wait.") == "end_turn"
+
+    play(model(calls(("run_command", {"command": "echo begun; exec sleep 1000"})), DONE), editor, flow)
+    assert "begun\n\n[ended after 1 s]" in next(
+        one.content for one in store.all_messages(store.sessions()[0].id) if one.role is Role.TOOL
+    )
+
+
+def test_an_editor_that_opens_no_terminal_fails_the_call_only(
+    tmp_path: Path, play: Callable[..., None], store: SessionStore
+) -> None:
+    class Broken(Terminals):
+        async def create_terminal(self, *_: Any, **__: Any) -> Any:
+            raise acp.RequestError(-32603, "No terminal here.")
+
+    async def flow(agent: Any, session: str) -> None:
+        assert await say(agent, session, "Run it.") == "end_turn"
+
+    play(model(calls(COMMAND), DONE), Broken(tmp_path, "once"), flow)
+    result = next(one for one in store.all_messages(store.sessions()[0].id) if one.role is Role.TOOL)
+    assert result.is_failure and "No terminal here." in result.content
+
+
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scripts = {

@@ -53,7 +53,7 @@ class LocalAgent:
         self._models = Models(backend, self._use)
         self._sessions: dict[str, Session] = {}
         self._client: Client
-        self._of_editor: schema.FileSystemCapabilities | None = None
+        self._of_editor = schema.ClientCapabilities()
         if name := model or store.remembered(remembered_as):
             self._models.begin(name, pull=bool(model))
 
@@ -73,7 +73,7 @@ class LocalAgent:
     async def initialize(
         self, protocol_version: int, client_capabilities: schema.ClientCapabilities | None = None, **_: Any
     ) -> schema.InitializeResponse:
-        self._of_editor = client_capabilities.fs if client_capabilities else None
+        self._of_editor = client_capabilities or schema.ClientCapabilities()
         return schema.InitializeResponse(
             protocol_version=min(protocol_version, PROTOCOL_VERSION) or PROTOCOL_VERSION,
             agent_info=schema.Implementation(name="localllm", title="localllm", version=version("localllm")),

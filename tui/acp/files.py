@@ -1,20 +1,14 @@
 """Files as the editor has them, with what is not saved yet."""
 
-import asyncio
 import threading
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
 
 from acp import Client, schema
 from acp import RequestError as ClientError
 
 from localllm.tools.action import ToolError
 from localllm.tools.folder import Files, read_bytes
-
-POLL_S = 0.05
-
-T = TypeVar("T")
+from tui.acp.asking import Asking
 
 
 class EditorFiles(Files):
@@ -24,8 +18,8 @@ class EditorFiles(Files):
         self, client: Client, session: str, offered: schema.FileSystemCapabilities, stopping: threading.Event
     ) -> None:
         """stopping: ends what waits for the editor."""
-        self._client, self._session, self._offered, self._stopping = client, session, offered, stopping
-        self._loop = asyncio.get_running_loop()
+        self._client, self._session, self._offered = client, session, offered
+        self._ask = Asking(stopping).ask
 
     def unsaved(self, path: Path) -> str | None:
         if not self._offered.read_text_file:
@@ -37,7 +31,7 @@ class EditorFiles(Files):
         except UnicodeDecodeError:
             return None
         try:
-            text = self._asked(self._client.read_text_file(session_id=self._session, path=str(path))).content
+            text = self._ask(self._client.read_text_file(session_id=self._session, path=str(path))).content
         except ClientError:  # the editor does not know the file, or not such a one; the disk has it, or nobody
             return None
         return None if disk is not None and _lines(text) == _lines(disk) else text
@@ -49,21 +43,10 @@ class EditorFiles(Files):
             return False
         try:
             text = content.decode()
-            self._asked(self._client.write_text_file(session_id=self._session, path=str(path), content=text))
+            self._ask(self._client.write_text_file(session_id=self._session, path=str(path), content=text))
         except ClientError as error:
             raise ToolError(f"{path.name}: the editor did not write it: {error}") from error
         return True
-
-    def _asked(self, question: Coroutine[Any, Any, T]) -> T:
-        asked = asyncio.run_coroutine_threadsafe(question, self._loop)
-        while not asked.done():
-            try:
-                return asked.result(POLL_S)
-            except TimeoutError:
-                if not asked.done() and self._stopping.is_set():
-                    asked.cancel()
-                    raise ToolError("Stopped by the user.") from None
-        return asked.result()
 
 
 def _lines(text: str) -> str:

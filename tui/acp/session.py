@@ -25,6 +25,7 @@ from localllm.tools.approvals import Decision, rule_for
 from tui.acp.content import Blocks, call_id, end_of, preview_of, read_prompt, replayed, start_of, title
 from tui.acp.files import EditorFiles
 from tui.acp.models import Models
+from tui.acp.terminals import EditorTerminals
 from tui.answering import make_title, summarise
 from tui.backend import ModelInfo, short_name
 
@@ -57,17 +58,18 @@ class Session(ToolLoop):
         conversation: Conversation,
         folder: Path,
         servers: Mapping[str, Mapping[str, Any]],
-        of_editor: schema.FileSystemCapabilities | None,
+        of_editor: schema.ClientCapabilities,
     ) -> None:
-        """of_editor: what the editor does for files."""
+        """of_editor: what the editor does for files and commands."""
         stopping = threading.Event()
         identity = str(conversation.session_id)
-        files = EditorFiles(client, identity, of_editor, stopping) if of_editor else None
-        super().__init__(conversation, folder, stopping, servers, files)
+        files = EditorFiles(client, identity, of_editor.fs, stopping) if of_editor.fs else None
+        run = EditorTerminals(client, identity, stopping, self._show_terminal).run if of_editor.terminal else None
+        super().__init__(conversation, folder, stopping, servers, files, run)
         self.busy = False
         self._client, self._models = client, models
         self._edits_freely = False
-        self._shown_change = False  # whether the running call shows a file's change
+        self._shows_effect = False  # whether the running call shows a file's change or a terminal
         self._title: asyncio.Task[None] | None = None
 
     @property
@@ -255,7 +257,7 @@ class Session(ToolLoop):
             content=preview_of(action),
             raw_input=call.arguments if call else None,
         )
-        self._shown_change = action.change is not None
+        self._shows_effect = action.change is not None
         asked = asyncio.ensure_future(
             self._client.request_permission(session_id=self.id, tool_call=shown, options=options)
         )
@@ -273,22 +275,32 @@ class Session(ToolLoop):
             asked.cancel()
 
     async def show_call(self, call: ToolCall) -> None:
-        self._shown_change = False
+        self._shows_effect = False
         await self._tell(start_of(self._call_id, call, self.folder))
 
     async def show_running(self, call: ToolCall, action: Action) -> None:
-        self._shown_change = action.change is not None
-        content = preview_of(action) if self._shown_change else None
+        self._shows_effect = action.change is not None
+        content = preview_of(action) if self._shows_effect else None
         await self._tell(
             schema.ToolCallProgress(
                 session_update="tool_call_update", tool_call_id=self._call_id, status="in_progress", content=content
             )
         )
 
+    async def _show_terminal(self, terminal: str) -> None:
+        self._shows_effect = True
+        await self._tell(
+            schema.ToolCallProgress(
+                session_update="tool_call_update",
+                tool_call_id=self._call_id,
+                content=[schema.TerminalToolCallContent(type="terminal", terminal_id=terminal)],
+            )
+        )
+
     async def add_result(self, call: ToolCall, result: str) -> None:
         message = self._conversation.add_result(call, result)
         identity = call_id(len(self._conversation.messages) - 1)
-        await self._tell(end_of(identity, message, shows_text=message.is_failure or not self._shown_change))
+        await self._tell(end_of(identity, message, shows_text=message.is_failure or not self._shows_effect))
 
     async def show_note(self, text: str) -> None:
         await self._tell(update_agent_message_text(f"{text}\n\n"))
