@@ -73,11 +73,17 @@ class Weight:
 
 
 def weigh(
-    text: str, context: int | None, count_tokens: Counter, known: Sequence[Attachment], counts: dict[Attachment, int]
+    text: str,
+    context: int | None,
+    count_tokens: Counter,
+    picture_tokens: PictureCounter,
+    known: Sequence[Attachment],
+    counts: dict[Attachment, int],
 ) -> Weight | None:
-    """The weight of a draft with the texts that it names, without pictures; None if tokens cannot be counted.
+    """The weight of a draft with the files that it names; None if tokens cannot be counted.
 
-    counts: the tokens of the attachments that were counted before; is updated.
+    A local model encodes a picture to count its tokens, so that this is done before the draft is sent. counts: the
+    tokens of the attachments that were counted before; is updated.
     """
     tokens = count_tokens(text)
     if tokens is None:
@@ -87,7 +93,8 @@ def weigh(
         del counts[gone]
     for name, file in files.items():
         if file not in counts:
-            counts[file] = count_tokens(as_file(name, file.text)) or 0
+            data = file.picture_data()
+            counts[file] = (picture_tokens(data) if data else count_tokens(as_file(name, file.text))) or 0
         tokens += counts[file]
     return Weight(tokens, context, tuple(shortened(file.label, 24) for file in files.values()))
 
@@ -100,15 +107,20 @@ def pasted(text: str) -> Attachment:
 
 
 def _named(text: str, known: Sequence[Attachment]) -> list[tuple[str, Attachment | None]]:
-    """The readable texts that a draft names; None for those that are no text or too large."""
+    """The texts and pictures that a draft names; None for files that are neither, or too large."""
     named = {file.name: file for file in known}
-    return [(name, named.get(name) or _small_text(name)) for name in dict.fromkeys(_mentions(text))]
+    return [(name, named.get(name) or _readable(name)) for name in dict.fromkeys(_mentions(text))]
 
 
-def _small_text(name: str) -> Attachment | None:
+def _readable(name: str) -> Attachment | None:
     path = user_path(name)
     try:
-        return Attachment(name, _text(path, _read(path))) if os.path.isfile(path) else None
+        if not os.path.isfile(path):
+            return None
+        data = _read(path)
+        if data.startswith(_PICTURES):
+            return Attachment(name, "", None, base64.b64encode(data).decode())
+        return Attachment(name, _text(path, data))
     except (RequestError, ValueError):  # sending it says why it cannot be read
         return None
 

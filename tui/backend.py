@@ -87,8 +87,11 @@ class Backend(Protocol):
     def count_tokens(self, text: str) -> int | None:
         """Number of tokens in a text; None if unknown."""
 
-    def picture_tokens(self, data: bytes) -> int | None:
-        """Number of tokens for a picture file; None if unknown. Raises RequestError if the model reads text only."""
+    def picture_tokens(self, data: bytes, least: int | None = None, most: int | None = None) -> int | None:
+        """Number of tokens for a picture file, within a budget; None if unknown.
+
+        A local model encodes it, which answers then need not do. Raises RequestError if the model reads text only.
+        """
 
     def expected_counts(self, request: AnswerRequest) -> "Counts | None":
         """The counts with which an answer would start now: what it would reuse and compute; None if unknown.

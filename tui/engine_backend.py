@@ -78,10 +78,12 @@ class EngineBackend:
         model = self._model
         return len(model.tokenizer.encode(text, add_special=False)) if model else None
 
-    def picture_tokens(self, data: bytes) -> int | None:
+    def picture_tokens(self, data: bytes, least: int | None = None, most: int | None = None) -> int | None:
         """Encodes the picture; the result is cached for the request."""
+        from localllm.answer.rendering import budget_of
+
         model = self._model
-        return model.loaded.image_tokens(data) if model else None
+        return model.loaded.see(data, budget_of(None, (least, most), model.loaded)).view.tokens if model else None
 
     def expected_counts(self, request: AnswerRequest) -> "Counts | None":
         """None also for a conversation with pictures, which would have to be encoded."""

@@ -71,7 +71,7 @@ class ServerBackend:
         self._tokenizes = isinstance(tokens, list)
         return len(tokens) if isinstance(tokens, list) else None
 
-    def picture_tokens(self, data: bytes) -> int | None:
+    def picture_tokens(self, data: bytes, least: int | None = None, most: int | None = None) -> int | None:
         """Always None. Raises RequestError if the model reads text only."""
         if self._info and not self._info.sees:
             raise RequestError(

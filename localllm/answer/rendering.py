@@ -50,12 +50,12 @@ def render(
     options = {"tools": tools or None, "enable_thinking": enable_thinking, **extra}
 
     def see(part: Mapping[str, Any]) -> ReadPicture:
-        return model.see(part["data"], _budget(part.get("detail"), image_tokens, model), namespace)
+        return model.see(part["data"], budget_of(part.get("detail"), image_tokens, model), namespace)
 
     return RenderedChat(model.tokenizer, model.template, messages, options, see, continues)
 
 
-def _budget(detail: object, given: tuple[int | None, int | None], model: LoadedModel) -> Budget:
+def budget_of(detail: object, given: tuple[int | None, int | None], model: LoadedModel) -> Budget:
     """What an image may cost: as its part says, else as the request, else as the settings. Raises PictureError."""
     if detail == "low":
         return Budget(most_tokens=LOW_DETAIL_TOKENS)

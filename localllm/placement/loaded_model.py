@@ -77,10 +77,6 @@ class LoadedModel:
         """Whether the model reads images."""
         return sees_images(self.engine.runner)
 
-    def image_tokens(self, data: bytes) -> int:
-        """Context tokens of an image. Encodes it, and raises as `see` does."""
-        return self.see(data).view.tokens
-
     def see(self, data: bytes, budget: Budget | None = None, namespace: str = "") -> ReadPicture:
         """An image as rows and token ids. Raises RequestError if the model cannot read images, PictureError.
 

@@ -79,6 +79,7 @@ class FakeBackend:
         self.sees = sees
         self.known: int | None = None  # of a prompt's tokens; None: unknown
         self.priced: list[AnswerRequest] = []
+        self.seen: list[bytes] = []  # pictures whose tokens were counted
         self.saved: list[tuple[str, Modelfile]] = []
         self.info: ModelInfo | None = None
         self.gate = threading.Event()  # loads last until it is set
@@ -108,10 +109,11 @@ class FakeBackend:
     def count_tokens(self, text: str) -> int | None:
         return len(text.split())
 
-    def picture_tokens(self, data: bytes) -> int | None:
+    def picture_tokens(self, data: bytes, least: int | None = None, most: int | None = None) -> int | None:
         if not self.sees:
             raise LocalLLMError("tiny reads text only.")
-        return 256
+        self.seen.append(data)
+        return most or 256
 
     def expected_counts(self, request: AnswerRequest) -> Counts | None:
         """A word is a token; `known` of the first ones are reused."""

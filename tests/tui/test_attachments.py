@@ -254,6 +254,34 @@ def test_a_long_text_that_is_pasted_becomes_an_attachment(make_app: MakeApp) -> 
     assert f"```\n{text}\n```" in backend.requests[0].messages[0]["content"]
 
 
+def test_a_picture_is_encoded_while_the_question_is_typed(make_app: MakeApp, folder: Path) -> None:
+    backend = FakeBackend([said("A fox."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            prompt = chat.prompt
+            prompt.insert("What is @fox.png and @broken.png?")
+            await until(pilot, lambda: "with fox.png" in str(prompt.border_subtitle))
+            assert backend.seen == [png(1)] and backend.requests == []
+            assert str(prompt.border_subtitle).startswith("261 tokens")
+            prompt.insert(" Tell me.")
+            await until(pilot, lambda: "263 tokens" in str(prompt.border_subtitle))
+            assert backend.seen == [png(1)]
+            draft, prompt.text = prompt.text, ""
+            await say(pilot, "/set image_max_tokens 70")
+            await until(pilot, lambda: chat.conversation.parameters.image_max_tokens == 70)
+            prompt.insert(draft)
+            await until(pilot, lambda: "77 tokens with fox.png" in str(prompt.border_subtitle))
+            backend.sees = False
+            prompt.insert(" Please.")
+            chat.set_parameters(chat.conversation.parameters)
+            await until(pilot, lambda: prompt.border_subtitle is None)
+
+    (folder / "broken.png").write_bytes(b"no picture, and \xff no text")
+    asyncio.run(flow())
+
+
 @llama_oracle.needs_llama
 def test_a_real_model_sees_the_picture(data_dir: Path, tmp_path: Path) -> None:
     model = shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", tmp_path / "model.gguf")

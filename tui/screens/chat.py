@@ -110,6 +110,7 @@ class ChatScreen(ChatView):
     def set_parameters(self, parameters: Parameters) -> None:
         """Change the parameters of the next answers, and show what that costs."""
         self.conversation.set_parameters(parameters)
+        self._counts.clear()  # a picture may have another budget
         self.prompt.weigh_again()
 
     def _weigh(self, text: str) -> Weight | None:
@@ -134,7 +135,10 @@ class ChatScreen(ChatView):
         info = self.backend.info
         known = [*(editing.attachments if editing else ()), *self.pasted()]
         context = self.conversation.parameters.ctx or (info.context if info else None)
-        weight = weigh(text, context, self.backend.count_tokens, known, self._counts)
+        try:
+            weight = weigh(text, context, self.backend.count_tokens, self.picture_tokens, known, self._counts)
+        except LocalLLMError:  # sending it says why a picture cannot be read
+            return None
         return weight and replace(weight, cost=self._cost(_draft(text.strip(), self._counts), editing))
 
     def _cost(self, draft: ChatMessage | None, replaced: ChatMessage | None) -> Counts | None:

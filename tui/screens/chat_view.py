@@ -115,6 +115,11 @@ class ChatView(Screen[None]):
         await self.transcript.show()
         self.prompt.weigh_again()
 
+    def picture_tokens(self, data: bytes) -> int | None:
+        """The tokens of a picture within this chat's budget; see Backend.picture_tokens."""
+        parameters = self.conversation.parameters
+        return self.backend.picture_tokens(data, parameters.image_min_tokens, parameters.image_max_tokens)
+
     def pasted(self) -> list[Attachment]:
         """The long texts that were pasted into this chat."""
         sent = [file for message in self.conversation.messages for file in message.attachments]

@@ -33,7 +33,7 @@ class ChatFolder:
 
     async def attachments(self, text: str, known: Sequence[Attachment], strict: bool) -> tuple[Attachment, ...]:
         """The files that a text names, and matching excerpts from the folder. For the rest, see find_attachments."""
-        counts = self._backend.count_tokens, self._backend.picture_tokens
+        counts = self._backend.count_tokens, self._chat.picture_tokens
         plain = [file for file in known if not file.line]
         named = await in_thread(lambda: find_attachments(text, *counts, plain, strict))
         folder = self._conversation.parameters.folder

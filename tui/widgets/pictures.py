@@ -1,13 +1,12 @@
-"""Pictures in messages, on terminals that support sixels or kitty's protocol, through textual-image.
+"""Pictures in messages, through textual-image: kitty's protocol or sixels, else half blocks in colour.
 
-textual-image is an optional extra. Without it, or on other terminals, only a picture's name and size are shown.
+textual-image is an optional extra. Without it, or without a terminal, only a picture's name and size are shown.
 """
 
 import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from io import BytesIO
 
 from textual.widget import Widget
 
@@ -17,7 +16,7 @@ _drawing: Callable[..., Widget] | None = None  # draws a PIL image
 
 
 def use_pictures() -> None:
-    """Prepare to draw pictures if textual-image can. Call before the application starts and reads the terminal's input.
+    """Prepare to draw pictures if textual-image is there. Call before the application reads the terminal's input.
 
     textual-image asks the terminal itself and takes a third of a second, so ask tui.terminal first.
     """
@@ -25,9 +24,10 @@ def use_pictures() -> None:
     if importlib.util.find_spec("textual_image") is None or not _has_size():
         return
     from textual_image.renderable import Image, SixelImage, TGPImage
+    from textual_image.widget import HalfcellImage
     from textual_image.widget import Image as Drawing
 
-    _drawing = Drawing if Image in (SixelImage, TGPImage) else None
+    _drawing = Drawing if Image in (SixelImage, TGPImage) else HalfcellImage
 
 
 def _has_size() -> bool:
@@ -39,14 +39,17 @@ def _has_size() -> bool:
 
 
 def drawn(data: bytes) -> Widget | None:
-    """A picture's widget; None if the terminal cannot draw pictures or the file is damaged."""
+    """A picture's widget; None if pictures are not drawn or the file is damaged."""
     if _drawing is None:
         return None
     from PIL import Image
 
+    from gguf_io.errors import PictureError
+    from gguf_io.pictures import decode
+
     try:
-        picture = Image.open(BytesIO(data), formats=("PNG", "JPEG"))
-        picture.thumbnail(MOST_PIXELS)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        picture = Image.fromarray(decode(data).pixels)
+    except PictureError:
         return None
-    return _drawing(picture.convert("RGB"), classes="picture")
+    picture.thumbnail(MOST_PIXELS)
+    return _drawing(picture, classes="picture")
