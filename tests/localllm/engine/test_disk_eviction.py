@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache
-from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go
+from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go, pinned
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from tests.fakes.fake_runner import FakeRunner
@@ -71,3 +71,44 @@ def test_segments_that_lead_to_each_other_in_a_circle_go_first(tmp_path: Path, s
     order = [path.name for _, path in first_to_go(files, set())]
     assert set(order[:size]) == set(circle)
     assert order[size:] == healthy[::-1]
+
+
+def segments(folder: Path, *pairs: str, used: int = 1) -> list[StoredFile]:
+    """Segments of 10 bytes, each named by the letters of what is before it and of its end; 0 is the beginning."""
+    names = {"0": ROOT} | {letter: letter * 32 for letter in "abcdef"}
+    return [StoredFile(folder / f"{names[pair[0]]}.{names[pair[1]]}.kv", 10, used) for pair in pairs]
+
+
+def ends(paths: list[Path] | set[Path]) -> str:
+    return "".join(path.name.split(".")[1][0] for path in paths)
+
+
+def trunk(folder: Path, letter: str, used: int) -> StoredFile:
+    return StoredFile(folder / f"{letter * 32}.trunk", 0, used)
+
+
+def test_kept_segments_go_last_whatever_was_used_before(tmp_path: Path) -> None:
+    old, new = segments(tmp_path, "0a", "ab"), segments(tmp_path, "0c", used=9)
+    assert ends([path for _, path in first_to_go([*old, *new])]) == "bac"
+    assert ends([path for _, path in first_to_go([*old, *new], {file.path for file in old})]) == "cba"
+
+
+def test_a_parent_stays_as_long_as_what_follows_it(tmp_path: Path) -> None:
+    files = [*segments(tmp_path, "0a"), *segments(tmp_path, "ab", used=9), *segments(tmp_path, "0c", used=5)]
+    assert ends([path for _, path in first_to_go(files)]) == "cba"
+
+
+@pytest.mark.parametrize(
+    ("most", "found"), [(9, ""), (10, "a"), (19, "a"), (20, "ab"), (29, "ab"), (30, "abd"), (99, "abd")]
+)
+def test_trunks_are_pinned_from_their_beginnings_up_to_the_limit(tmp_path: Path, most: int, found: str) -> None:
+    """The older trunk shares its beginning with the newer one, which counts once."""
+    files = segments(tmp_path, "0a", "ab", "ad", "0c")
+    trunks = [trunk(tmp_path, "d", used=1), trunk(tmp_path, "b", used=2)]
+    assert ends(sorted(pinned(files, trunks, most))) == "".join(sorted(found))
+
+
+def test_a_trunk_whose_segments_form_a_circle_is_pinned_once(tmp_path: Path) -> None:
+    files = segments(tmp_path, "ba", "ab")
+    assert ends(sorted(pinned(files, [trunk(tmp_path, "a", used=1)], 100))) in ("ab", "ba")
+    assert pinned(files, [trunk(tmp_path, "c", used=1)], 100) == set()
