@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.settings import OTHER_VARIABLES, PREFIX, Settings
+from localllm.settings import MEANINGS, OTHER_VARIABLES, PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("localllm", "gguf_io", "cpu_kernels", "models", "gpu_offload", "tui")
@@ -20,6 +20,8 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Make
 
 # Code and documents describe the product: no unfinished work, no tracker numbers, no paths of one machine.
 UNWANTED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b|\bissues? ?#?\d|(?<![\w.])/(?:work|root|home/\w+)/")
+
+WORD = re.compile(r"\w+")
 
 HEAVY = ("numba", "llvmlite", "textual", "fastapi", "llama_cpp", "torch", "tokenizers", "jinja2", "numpy")
 
@@ -126,6 +128,15 @@ def test_settings_page_names_every_setting() -> None:
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     missing = [field.name for field in fields(Settings) if f"`{field.name}`" not in text]
     assert missing == [], "run `make docs`"
+
+
+def test_every_setting_has_a_meaning_and_is_read() -> None:
+    names = {field.name for field in fields(Settings)}
+    assert set(MEANINGS) == names
+    product = [path for path in CODE if path.parts[len(ROOT.parts)] in PACKAGES]
+    declared = {"settings.py", "sampling.py", "options.py"}
+    words = {word for path in product if path.name not in declared for word in WORD.findall(path.read_text("utf-8"))}
+    assert names - words == set(), "nothing reads these settings"
 
 
 def test_every_dependency_is_pinned() -> None:
