@@ -140,6 +140,9 @@ class TimedBackend:
     def picture_tokens(self, data: bytes) -> int | None:
         return None
 
+    def expected_counts(self, request: AnswerRequest) -> Counts | None:
+        return None
+
     def models(self, near: str | None) -> Sequence[ModelChoice]:
         return ()
 

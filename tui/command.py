@@ -28,7 +28,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 ) -> None:
     """Chat in the terminal; sessions are kept.
 
-    A single argument with spaces is the prompt, any other the model.
+    A single argument is the prompt if it has spaces or marks such as "?" or "!", else the model.
     """
     import importlib.util
     import sys

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Mapping
 from io import TextIOWrapper
@@ -9,6 +10,8 @@ from typing import Any
 
 COMMANDS = {"chat": "tui.command:chat", "agent": "tui.acp.command:agent", "man": "tui.manual:man"}
 """The commands of this package, as in localllm.cli.main."""
+
+_NAME_OR_PATH = re.compile(r"[\w.:@~%+=-]*|\S*[/\\]\S*")
 
 
 def main() -> None:
@@ -38,8 +41,8 @@ def _run() -> None:
 
 
 def model_and_prompt(word: str) -> tuple[str | None, str | None]:
-    """What the only argument of `localllm chat` is: a prompt has spaces, unless it is the path of a file."""
-    if any(letter.isspace() for letter in word.strip()) and not os.path.lexists(word):
+    """What the only argument of `localllm chat` is: a prompt if it has spaces or marks such as "?" and is no path."""
+    if not (_NAME_OR_PATH.fullmatch(word.strip()) or os.path.lexists(word)):
         return None, word
     return word, None
 

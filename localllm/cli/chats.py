@@ -21,11 +21,11 @@ def chats(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be imported.")] = False,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="The stored chats (sessions.db).")] = None,
 ) -> None:
-    """List the chats that the terminal and the page store, or import chats.
+    """List the stored chats, or import chats of other programs.
 
-    `import` reads exports of localllm (/export NAME.json), llama.cpp's web page, Open WebUI and ChatGPT: JSON, JSON
-    lines or ZIP. Branches are kept, as are files and pictures that the export contains. Nothing stored is changed, and
-    chats that are here already are not imported again.
+    The terminal chat and the page share them. `import` reads exports of localllm (/export NAME.json), llama.cpp's web
+    page, Open WebUI and ChatGPT: JSON, JSON lines or ZIP. Branches are kept, as are files and pictures that the export
+    contains. Nothing stored is changed, and chats that are here already are not imported again.
     """
     from localllm.chats import SessionStore
     from localllm.chats.importing import compare, read_export, take

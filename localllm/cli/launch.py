@@ -49,12 +49,12 @@ def launch(
         bool, typer.Option("--write", help="Write the program's own configuration instead, if there is none.")
     ] = False,
 ) -> None:
-    """Start a coding agent with a model on this machine, or print what to enter in an editor's settings.
+    """Start a coding agent with a local model.
 
-    Uses the running server of these settings, or starts one that ends with the program. Variables and arguments are set
-    for this run only and are shown; the program's own files are not changed unless --write is given. Prints the
-    expected time for the first prompt, from the results of `localllm bench`, and how much of it is on disk already. The
-    exit status is the program's.
+    For editors, prints what to enter in their settings. Uses the running server of these settings, or starts one that
+    ends with the program. Variables and arguments are set for this run only and are shown; the program's own files are
+    not changed unless --write is given. Prints the expected time for the first prompt, from the results of `localllm
+    bench`, and how much of it is on disk already. The exit status is the program's.
     """
     from localllm.agents.editors import EDITORS
     from localllm.agents.programs import program

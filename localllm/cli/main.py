@@ -75,7 +75,7 @@ def _root(
 
 
 def _measure(given: typer.Context) -> None:
-    """Measure: bench, loadtest, simulate, cost, needle and perplexity.
+    """Measure: bench, loadtest, simulate, cost, needle, perplexity.
 
     Each command also works without `measure`, as in `localllm bench`.
     """

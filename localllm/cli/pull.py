@@ -29,9 +29,10 @@ def push(
     ],
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS, also to another machine.")] = False,
 ) -> None:
-    """Upload a stored model to a registry that speaks Ollama's protocol. Its name begins with the registry's host.
+    """Upload a stored model to a registry.
 
-    `localllm cp` gives a model such a name. An interrupted push does not send again what has arrived whole.
+    The registry speaks Ollama's protocol, and its host begins the model's name. `localllm cp` gives a model such a
+    name. An interrupted push does not send again what has arrived whole.
     """
     from localllm.library.lookup import stored_name
     from localllm.library.push import push as push_model

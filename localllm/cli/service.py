@@ -22,7 +22,7 @@ def service(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Install a server that starts when you log in, show its state, or remove it.
+    """Keep a server running from login on: install, status, uninstall.
 
     `install` shows the files and commands first, and asks: a systemd user unit (Linux), a launchd agent (macOS) or a
     scheduled task (Windows), and a menu entry that opens the server's page. The service reads config.toml, not the

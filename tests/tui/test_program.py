@@ -114,6 +114,23 @@ def test_a_file_path_with_spaces_is_not_a_prompt(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("word", "is_model"),
+    [
+        ("mistral", True),
+        ("qwen3:0.6b", True),
+        ("hf.co/user/repo-GGUF:Q4_K_M", True),
+        ("https://host/a?b=c", True),
+        ("C:\\models\\a!.gguf", True),
+        ("Hello!", False),
+        ("Why?", False),
+        ("Bonjour,", False),
+    ],
+)
+def test_one_word_is_a_prompt_if_no_model_can_have_that_name(word: str, is_model: bool) -> None:
+    assert model_and_prompt(word) == ((word, None) if is_model else (None, word))
+
+
+@pytest.mark.parametrize(
     "option", [["--json"], ["--format", "json"], ["--image", "cat.png"], ["--tools", "read_file"], ["--think", "on"]]
 )
 def test_options_for_one_answer_want_a_prompt(

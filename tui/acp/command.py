@@ -19,10 +19,10 @@ def agent(
     host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Use a localllm or Ollama server.")] = None,
     sessions: Annotated[Path | None, typer.Option(metavar="FILE", help="Store the sessions in this file.")] = None,
 ) -> None:
-    """Serve an editor as its agent: the Agent Client Protocol on stdin and stdout.
+    """Serve an editor as its agent.
 
-    Zed, JetBrains' editors, Neovim and toad start this command. The model gets the chat's tools; the editor asks before
-    changes and commands.
+    Speaks the Agent Client Protocol on stdin and stdout. Zed, JetBrains' editors, Neovim and toad start this command.
+    The model gets the chat's tools; the editor asks before changes and commands.
     """
     import importlib.util
     import sys
