@@ -20,7 +20,7 @@ from cpu_kernels.cores import usable_cores
 from gguf_io.errors import PictureError
 from gguf_io.image_rows import Grid, ImageRows, SeenPicture, row_ids
 from gguf_io.model_file import open_model
-from gguf_io.pictures import Budget, Picture
+from gguf_io.pictures import Budget, Picture, Size
 from gpu_offload.devices import device_handle, gpus
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import LOG_CALLBACK, complaints, failure, llama, route_log
@@ -73,6 +73,13 @@ class Projector:
             if self._context is None:
                 raise LlamaCppError("The model is being unloaded. Ask again.")
             return SeenPicture(self._pieces(self._fitted(picture, budget), content))
+
+    def tokens(self, size: Size, budget: Budget) -> int:
+        """See localllm.engine.runner.Projector."""
+        with self._lock:
+            if self._context is None:
+                raise LlamaCppError("The model is being unloaded. Ask again.")
+            return self._tokens(self._fitted(Picture(np.zeros((size[1], size[0], 3), np.uint8)), budget))
 
     def close(self) -> None:
         """Free the encoder. Idempotent."""

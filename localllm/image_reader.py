@@ -21,7 +21,7 @@ import platformdirs
 
 from gguf_io.image_rows import Grid, ImagePieces, ImageRows, ReadPicture, SeenPicture, row_ids
 from gguf_io.interruption import held
-from gguf_io.pictures import DEFAULT_BUDGET, Budget, Picture, PictureView, decode, text_is_too_small
+from gguf_io.pictures import DEFAULT_BUDGET, Budget, Picture, PictureView, check, decode, text_is_too_small
 from gguf_io.system import make_folder, read_file
 from localllm.engine.runner import Projector
 from localllm.files import write_whole
@@ -62,9 +62,14 @@ class ImageReader:
         self._kept: OrderedDict[bytes, ReadPicture] = OrderedDict()
         self._kept_bytes = 0
 
+    def tokens(self, data: bytes, budget: Budget = DEFAULT_BUDGET, namespace: str = "") -> int:
+        """The tokens of a picture file, which is not encoded; without the marks around it if it is not known."""
+        found = self._remembered(_digest(data, budget, namespace))
+        return found.view.tokens if found else self._projector.tokens(check(data), budget)
+
     def see(self, data: bytes, budget: Budget = DEFAULT_BUDGET, namespace: str = "") -> ReadPicture:
         """A picture file as rows and token ids. Raises PictureError, and what Projector.see raises."""
-        file = hashlib.sha256(f"{budget}{namespace}\0".encode() + data).digest()
+        file = _digest(data, budget, namespace)
         if found := self._remembered(file):
             return found
         picture = decode(data)
@@ -145,6 +150,10 @@ class ImageReader:
         except OSError as error:
             log.warning("Encoded pictures are not kept on disk: %s", error)
             self._folder = None
+
+
+def _digest(data: bytes, budget: Budget, namespace: str) -> bytes:
+    return hashlib.sha256(f"{budget}{namespace}\0".encode() + data).digest()
 
 
 def _size(pieces: ImagePieces) -> int:

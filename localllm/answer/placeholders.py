@@ -199,10 +199,15 @@ def _word(number: int, letters: int) -> str:
     return "".join(_LETTERS[number >> 4 * at & 15] for at in range(letters))
 
 
+def images_of(messages: Sequence[Any]) -> list[Any]:
+    """The parts of a conversation that are images."""
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    return [part for content in contents if isinstance(content, list) for part in content if _is_image(part)]
+
+
 def has_images(messages: Sequence[Any]) -> bool:
     """Whether a conversation has images."""
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    return any(_is_image(part) for content in contents if isinstance(content, list) for part in content)
+    return bool(images_of(messages))
 
 
 def without_images(messages: Sequence[Mapping[str, Any]], most: int | None = None) -> list[Mapping[str, Any]]:

@@ -8,12 +8,12 @@ from typing import Any
 
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.chat_template.messages import SYSTEM_ROLES
-from gguf_io.errors import TemplateError
+from gguf_io.errors import PictureError, TemplateError
 from gguf_io.image_rows import ReadPicture
 from gguf_io.pictures import Budget
 from gguf_io.tokenizer import Tokenizer
 from localllm.answer.harmony import before_answer
-from localllm.answer.placeholders import Placeholders, Range, has_images
+from localllm.answer.placeholders import Placeholders, Range, has_images, images_of
 from localllm.answer.request import Message
 from localllm.engine.prefix_cache import common_prefix
 from localllm.placement.loaded_model import LoadedModel
@@ -52,6 +52,16 @@ def render(
     def see(part: Mapping[str, Any]) -> ReadPicture:
         return model.see(part["data"], budget_of(part.get("detail"), image_tokens, model), namespace)
 
+    newest = images_of(messages[-1:])
+    if len(newest) > 1:  # the last message is never left out, so it must fit; a single image is refused when it is seen
+        budgets = [budget_of(part.get("detail"), image_tokens, model) for part in newest]
+        pairs = zip(newest, budgets, strict=True)
+        tokens = sum(model.image_tokens(part["data"], budget, namespace) for part, budget in pairs)
+        if tokens >= model.engine.context:
+            raise PictureError(
+                f"The {len(newest)} images of the last message take {tokens:,} tokens, more than the context of "
+                f"{model.engine.context:,}. Lower image_max_tokens, or send fewer."
+            )
     return RenderedChat(model.tokenizer, model.template, messages, options, see, continues)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.image_rows import ImageRows, SeenPicture
-from gguf_io.pictures import Budget, Picture
+from gguf_io.pictures import Budget, Picture, Size
 from gguf_io.runner_info import RunnerInfo
 
 # Adapters by number, each with its weight; ascending, none with weight 0. The same type as gpu_offload.adapters'.
@@ -193,6 +193,9 @@ class Projector(Protocol):
 
         Raises PictureError for a picture that the model cannot take.
         """
+
+    def tokens(self, size: Size, budget: Budget) -> int:
+        """The rows of a picture of this size, without encoding it. Raises as `see` does."""
 
 
 @runtime_checkable

@@ -82,6 +82,13 @@ class LoadedModel:
 
         budget: None for the settings'. namespace: users of others do not share encoded images.
         """
+        return self._reader().see(data, budget or self.image_budget, namespace)
+
+    def image_tokens(self, data: bytes, budget: Budget, namespace: str = "") -> int:
+        """About how many tokens an image takes, without encoding it. Raises as `see` does."""
+        return self._reader().tokens(data, budget, namespace)
+
+    def _reader(self) -> ImageReader:
         runner = self.engine.runner
         if not isinstance(runner, SeesImages) or runner.projector is None:
             raise RequestError(
@@ -90,7 +97,7 @@ class LoadedModel:
             )
         with self._images_lock:
             self._images = self._images or self._image_reader(runner.projector)
-        return self._images.see(data, budget or self.image_budget, namespace)
+        return self._images
 
     @property
     def image_budget(self) -> Budget:

@@ -6,11 +6,11 @@ from gguf_io import ModelFile
 from gguf_io.errors import PictureError
 from gguf_io.image_rows import ImageRows, SeenPicture, grid_of, row_ids
 from gguf_io.interruption import checkpoint
-from gguf_io.pictures import Budget, Picture
+from gguf_io.pictures import Budget, Picture, Size
 from gguf_io.runner_info import LoadProgress
 from models.kv_layout import MAX_ROWS
 from models.vision.encoder import open_encoder
-from models.vision.layout import PictureSizeError, Run
+from models.vision.layout import ImageLayout, PictureSizeError, Run
 
 
 class NativeProjector:
@@ -36,16 +36,11 @@ class NativeProjector:
 
     def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
         """See localllm.engine.runner.Projector. Ends early if the work is cancelled (gguf_io.interruption)."""
-        try:
-            layout = self._encoder.layout(*picture.size, budget)
-        except PictureSizeError as error:
-            raise PictureError(error.message) from error
-        longest = max((run.count for run in layout.runs if run.sees_all), default=0)
-        if layout.tokens >= self._context or longest > MAX_ROWS:
-            room = f"the context of {self._context:,}" if layout.tokens >= self._context else f"{MAX_ROWS} at once"
+        layout = self._layout(picture.size, budget)
+        if layout.tokens >= self._context:
             raise PictureError(
-                f"The image takes {layout.tokens:,} tokens, more than {room}. Lower image_max_tokens, or send a "
-                "smaller one."
+                f"The image takes {layout.tokens:,} tokens, more than the context of {self._context:,}. Lower "
+                "image_max_tokens, or send a smaller one."
             )
         with self._lock:
             encoded = self._encoder.encode(picture.pixels, layout, _Cancelled())
@@ -60,6 +55,20 @@ class NativeProjector:
             for number, piece in enumerate(layout.pieces)
         )
         return SeenPicture(pieces, layout.resized, layout.tiles)
+
+    def tokens(self, size: Size, budget: Budget) -> int:
+        """See localllm.engine.runner.Projector."""
+        return self._layout(size, budget).tokens
+
+    def _layout(self, size: Size, budget: Budget) -> ImageLayout:
+        """A picture's layout; one whose rows see each other takes at most as many as a step computes."""
+        try:
+            layout = self._encoder.layout(*size, budget)
+            if max((run.count for run in layout.runs if run.sees_all), default=0) > MAX_ROWS:
+                layout = self._encoder.layout(*size, Budget(most_tokens=MAX_ROWS))
+        except PictureSizeError as error:
+            raise PictureError(error.message) from error
+        return layout
 
     def close(self) -> None:
         """Free the encoder. Idempotent."""

@@ -27,6 +27,9 @@ class Counting:
         pieces = "<a>", ImageRows(row_ids(content, 1, 6), rows, True, grid_of(2, 3)), (7,)
         return SeenPicture(pieces, (budget.most_tokens or 30, 20), (1, 2))
 
+    def tokens(self, size: tuple[int, int], budget: Budget) -> int:
+        return 6
+
 
 def reader(folder: Path | None, projector: Counting, identity: str = "encoder") -> ImageReader:
     return ImageReader(projector, lambda: identity, lambda text: [ord(each) for each in text], folder)
@@ -68,6 +71,14 @@ def test_encoders_and_users_share_nothing(identity: str, namespace: str, tmp_pat
     (_, other, _), _ = reader(tmp_path, projector, identity).see(png(1), namespace=namespace)
     assert projector.calls == 2
     assert isinstance(one, ImageRows) and isinstance(other, ImageRows) and one.ids[0] != other.ids[0]
+
+
+def test_tokens_are_told_without_encoding() -> None:
+    projector = Counting()
+    images = reader(None, projector)
+    assert (images.tokens(png(1)), projector.calls) == (6, 0)
+    images.see(png(1))
+    assert (images.tokens(png(1)), projector.calls) == (10, 1)  # with the marks around it
 
 
 def test_another_budget_is_another_picture(tmp_path: Path) -> None:

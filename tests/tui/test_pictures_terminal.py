@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.gpu_offload.projector_files import png
 from tui.terminal import Abilities, ask_terminal
 from tui.widgets import pictures
 
@@ -20,6 +21,14 @@ def test_a_terminal_without_a_size_is_not_asked_for_pictures(
     monkeypatch.setattr(pictures, "_drawing", None)
     pictures.use_pictures()
     assert pictures._drawing is None and "textual_image.renderable" not in sys.modules
+
+
+def test_a_terminal_without_graphics_draws_half_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    widgets = pytest.importorskip("textual_image.widget")
+    monkeypatch.setattr(pictures, "_has_size", lambda: True)
+    monkeypatch.setattr(pictures, "_drawing", None)
+    pictures.use_pictures()
+    assert isinstance(pictures.drawn(png(1)), widgets.HalfcellImage)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,14 @@ def test_budgets_that_make_no_sense_are_refused(client: httpx.Client) -> None:
         assert reply.status_code == 400, reply.text
 
 
+def test_pictures_that_do_not_fit_together_are_refused_before_they_are_encoded(client: httpx.Client) -> None:
+    message = {"role": "user", "content": "?", "images": [PICTURE] * 5}
+    options = {"image_min_tokens": 90, "image_max_tokens": 95}
+    reply = client.post("/api/chat", json={"model": "seer", "messages": [message], "options": options})
+    assert reply.status_code == 400 and "The 5 images of the last message take" in reply.text
+    assert "more than the context of 400. Lower image_max_tokens, or send fewer" in reply.text
+
+
 def test_a_picture_larger_than_the_context_is_refused_with_its_tokens(client: httpx.Client) -> None:
     message = {"role": "user", "content": "?", "images": [PICTURE]}
     options = {"image_min_tokens": 500, "image_max_tokens": 500}
