@@ -18,8 +18,7 @@ from localllm.errors import LocalLLMError, RequestError
 from localllm.tools.action import MAX_ROUNDS, Action, MalformedCallError, Toolbox, ToolError, failure
 from localllm.tools.approvals import Approvals, Decision, approvals_path
 from localllm.tools.builtin import FolderTools
-from localllm.tools.command import RunCommand
-from localllm.tools.folder import Files, Folder
+from localllm.tools.folder import Files, Folder, RunCommand
 
 REFUSED = "The user refused this call."
 STOPPED = "The user stopped before this call."

@@ -5,9 +5,9 @@ from typing import Any
 
 from localllm.settings import journal_path
 from localllm.tools.action import Action, FileChange, Tool
-from localllm.tools.command import RunCommand, command_tool
+from localllm.tools.command import command_tool
 from localllm.tools.editing import diff, editing_tool
-from localllm.tools.folder import Folder
+from localllm.tools.folder import Folder, RunCommand
 from localllm.tools.journal import Change, Journal
 from localllm.tools.mcp_servers import McpServers, read_servers, servers_path
 from localllm.tools.reading import reading_tools

@@ -6,25 +6,18 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from gguf_io.system import Started
 from localllm.tools.action import MAX_RESULT_CHARS, Action, Tool, ToolError, schema_of
-from localllm.tools.folder import Folder
+from localllm.tools.folder import LIMIT_S, Folder, RunCommand
 
-LIMIT_S = 120
 MAX_OUTPUT_BYTES = 16 * 2**20  # a command that writes more is killed
 POLL_S = 0.05
 
 # A pattern may only cover commands without quotes, variables, wildcards or several parts.
 _PLAIN = re.compile(r"[\w./:=@%+,-]+(?: [\w./:=@%+,-]+)*")
 _WORD = re.compile(r"\w[\w./-]*")
-
-
-# Runs a shell command in a folder, for LIMIT_S at most, and returns what it printed and how it ended; setting the event
-# ends it. May raise ToolError.
-RunCommand = Callable[[str, Folder, threading.Event], str]
 
 
 def command_tool(folder: Folder, run: RunCommand | None = None) -> Tool:

@@ -1,6 +1,8 @@
-"""The folder that tools are confined to, and reading files in it."""
+"""The folder that tools are confined to, reading files in it, and what runs commands there."""
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from gguf_io.system import NotRegularError, can_name_file, open_regular, same_place
@@ -8,6 +10,7 @@ from localllm.settings import config_path, sessions_path
 from localllm.tools.action import ToolError
 
 MAX_FILE_BYTES = 4 * 2**20  # of a file to read or edit
+LIMIT_S = 120  # for a command
 PATH = {"type": "string", "description": "relative to the user's folder, which is ."}  # the schema of a path
 
 
@@ -69,6 +72,11 @@ class Folder:
         if path == self.root or os.path.isdir(path):
             raise ToolError(f"{text}: is a folder. Name a file.")
         return path
+
+
+# Runs a shell command in a folder, for LIMIT_S at most, and returns what it printed and how it ended; setting the event
+# ends it. May raise ToolError.
+RunCommand = Callable[[str, Folder, threading.Event], str]
 
 
 def read_bytes(path: Path) -> bytes:

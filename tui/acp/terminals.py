@@ -10,8 +10,7 @@ from acp import RequestError as ClientError
 
 from gguf_io.system import SHELL
 from localllm.tools.action import MAX_RESULT_CHARS, ToolError
-from localllm.tools.command import LIMIT_S
-from localllm.tools.folder import Folder
+from localllm.tools.folder import LIMIT_S, Folder
 from tui.acp.asking import Asking
 
 
