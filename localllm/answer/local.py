@@ -71,11 +71,6 @@ class LocalModel:
     def most_choices(self) -> int:
         return self.loaded.engine.runner.info.max_sequences
 
-    @property
-    def adapters(self) -> list[tuple[str, float]]:
-        """The names of the LoRA adapters' files, in the order of their numbers, each with its usual weight."""
-        return [(path.name, weight) for path, weight in self.loaded.adapters]
-
     def prepare(self, request: AnswerRequest) -> "LocalPrompt":
         request.check()
         if request.template is not None:

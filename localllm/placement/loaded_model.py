@@ -5,7 +5,6 @@ import ctypes
 import gc
 import logging
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -45,9 +44,8 @@ log = logging.getLogger(__name__)
 class LoadedModel:
     """A loaded model, made by `load_model`. Thread-safe, except `close`.
 
-    placement: its backend, where its bytes are, and why. adapters: the files of its LoRA adapters, each with its
-    default weight. trunks: prompts of system text and tools alone, cached by localllm.answer.rendering. tool_histories:
-    of conversations, kept by localllm.answer.late_tools.
+    placement: its backend, where its bytes are, and why. trunks: prompts of system text and tools alone, cached by
+    localllm.answer.rendering. tool_histories: of conversations, kept by localllm.answer.late_tools.
     """
 
     def __init__(
@@ -57,14 +55,12 @@ class LoadedModel:
         template: ChatTemplate,
         engine: Engine,
         placement: Placement,
-        adapters: Sequence[tuple[Path, float]] = (),
     ) -> None:
         self.file = file
         self.tokenizer = tokenizer
         self.template = template
         self.engine = engine
         self.placement = placement
-        self.adapters = adapters
         self.trunks: dict[str, tuple[int, ...]] = {}
         self.tool_histories: dict[str, Any] = {}
         self._images_lock = threading.Lock()
@@ -199,8 +195,7 @@ def load_model(
             runner, placed = open_placed(file, placed, _failing_with(loading, progress), draft)
             opened.callback(runner.close)
             tokenizer = loading.result()
-        files = usual_adapters(settings)
-        chosen = [(number, scale) for number, (_, scale) in enumerate(files)]
+        chosen = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings))]
         adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
         disk = disk_cache_of(runner.info) if settings.disk_cache else None
         if drafter is None and runner.info.can_draft and isinstance(runner, DraftsItself):
@@ -219,7 +214,7 @@ def load_model(
         )
         opened.pop_all()
     engine.start()
-    return LoadedModel(file, tokenizer, chat_template, engine, placed, files)
+    return LoadedModel(file, tokenizer, chat_template, engine, placed)
 
 
 def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -> LoadProgress:

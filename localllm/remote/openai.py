@@ -80,10 +80,6 @@ class OpenAIModel:
     def template(self) -> NoReturn:
         raise unavailable("chat templates")
 
-    @property
-    def adapters(self) -> NoReturn:
-        raise unavailable("adapters")
-
     def prepare(self, request: AnswerRequest) -> RemotePrompt:
         """See AnsweringModel. The server renders, tokenises and limits the context."""
         request.check()

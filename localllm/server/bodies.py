@@ -195,6 +195,9 @@ class AppliedAdapter(Body):
     scale: Number = 1.0
 
 
+AppliedAdapters = Annotated[list[AppliedAdapter], Field(fail_fast=True, max_length=MAX_ADAPTERS)]
+
+
 class ModelBody(Body):
     """A request about a model; the only one if it names none."""
 
@@ -263,7 +266,7 @@ class Extensions(SamplingFields, ComputedBody):
     image_min_tokens: ImageTokens | None = None
     image_max_tokens: ImageTokens | None = None
     progress: bool = False
-    lora: Annotated[list[AppliedAdapter], Field(fail_fast=True, max_length=MAX_ADAPTERS)] | None = None
+    lora: AppliedAdapters | None = None
     service_tier: str | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     prompt_cache_key: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None

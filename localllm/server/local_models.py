@@ -1,17 +1,21 @@
 """Models of this machine, loaded into this process."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from anyio import to_thread
 
 from localllm.answer.local import LocalModel
-from localllm.errors import LocalLLMError
+from localllm.engine.runner import AdapterSet
+from localllm.engine.sequence import adapter_set
+from localllm.errors import LocalLLMError, RequestError
 from localllm.library.entry import LibraryModel
+from localllm.placement.companions import usual_adapters
 from localllm.placement.loaded_model import LoadedModel
-from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, facts_of
+from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, describe, facts_of, with_files
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadListener
@@ -32,6 +36,7 @@ class LocalModels:
         self.stop_loading = manager.stop_loading
         self.close = manager.close
         self._manager = manager
+        self._weights: dict[tuple[Path, str], AdapterSet] = {}  # changed by requests; by file and adapters
 
     def library_model(self, entry: CatalogEntry) -> LibraryModel:
         return entry.model
@@ -45,6 +50,33 @@ class LocalModels:
     def ranks(self, entry: CatalogEntry) -> bool:
         return facts_of(entry.path).only == "reranking"
 
+    def identity(self, entry: CatalogEntry) -> str:
+        files = [(path, path.stat().st_mtime_ns, weight) for path, weight in self.adapters(entry)]
+        return f"{self.about(entry).digest} {entry.behaviour} {files}"
+
+    def adapters(self, entry: CatalogEntry) -> list[tuple[Path, float]]:
+        found = usual_adapters(with_files(self.settings, entry))
+        chosen = self._with_weights(entry).behaviour.adapters
+        if chosen is None:
+            return found
+        weights = dict(chosen)
+        return [(path, weights.get(number, 0.0)) for number, (path, _) in enumerate(found)]
+
+    def set_adapters(self, entry: CatalogEntry, chosen: Sequence[tuple[int, float]]) -> None:
+        if entry.adapter:
+            raise RequestError(f'"{entry.name}:{entry.adapter}" always applies that adapter; name "{entry.name}"')
+        self._weights[self._weighed(entry)] = adapter_set(chosen, len(self.adapters(entry)))
+
+    def _weighed(self, entry: CatalogEntry) -> tuple[Path, str]:
+        return entry.path, with_files(self.settings, entry).lora
+
+    def _with_weights(self, entry: CatalogEntry) -> CatalogEntry:
+        """The entry with the weights that requests have set, unless its name chooses an adapter."""
+        weights = self._weights.get(self._weighed(entry))
+        if weights is None or entry.adapter:
+            return entry
+        return replace(entry, behaviour=replace(entry.behaviour, adapters=weights))
+
     def describe(self, entry: CatalogEntry, verbose: bool) -> ModelDescription:
         return describe(entry, self.settings, verbose)
 
@@ -55,7 +87,7 @@ class LocalModels:
         if not await to_thread.run_sync(_may_generate, entry):
             raise ApiError(400, f'"{entry.name}" does not support chat: it is a model for embeddings or for ranking')
         async with self._manager.lease(entry, keep_alive_s, listener=listener) as held:
-            model = LocalModel(entry.name, cast("LoadedModel", held.model), entry.behaviour)
+            model = LocalModel(entry.name, cast("LoadedModel", held.model), self._with_weights(entry).behaviour)
             yield Lease(held.name, model, held.load_s, held.discard)
 
     @contextlib.asynccontextmanager

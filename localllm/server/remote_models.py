@@ -3,10 +3,10 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from anyio import to_thread
 
@@ -14,7 +14,7 @@ from localllm.library.entry import LibraryModel
 from localllm.library.names import plain
 from localllm.placement.loaded_model import LoadedModel
 from localllm.remote.connection import RemoteError
-from localllm.remote.openai import OpenAIModel, OpenAIServer
+from localllm.remote.openai import OpenAIModel, OpenAIServer, unavailable
 from localllm.server.errors import ApiError, ModelNotFoundError
 from localllm.server.fallbacks import is_remote, split_remote
 from localllm.server.limits import MAX_NAME_CHARS
@@ -96,6 +96,15 @@ class RemoteModels:
 
     def ranks(self, _entry: RemoteEntry) -> bool:
         return True  # unknown here; the remote server refuses what it cannot do
+
+    def identity(self, entry: RemoteEntry) -> str:
+        return self.about(entry).digest
+
+    def adapters(self, _entry: RemoteEntry) -> NoReturn:
+        raise unavailable("adapters")
+
+    def set_adapters(self, _entry: RemoteEntry, _chosen: Sequence[tuple[int, float]]) -> NoReturn:
+        raise unavailable("adapters")
 
     def describe(self, entry: RemoteEntry, verbose: bool) -> ModelDescription:
         info: dict[str, Any] = {"general.architecture": "remote", "general.name": entry.name}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from localllm.answer.event import AnsweringModel
@@ -21,17 +22,13 @@ if TYPE_CHECKING:
 
 
 class ServedModel(AnsweringModel, Protocol):
-    """A model that answers. tokenizer, template and adapters raise RemoteError 501 if it is on a remote server."""
+    """A model that answers. tokenizer and template raise RemoteError 501 if it is on a remote server."""
 
     @property
     def tokenizer(self) -> "Tokenizer": ...
 
     @property
     def template(self) -> "ChatTemplate": ...
-
-    @property
-    def adapters(self) -> Sequence[tuple[str, float]]:
-        """The LoRA adapters' file names, in index order, each with its default weight."""
 
 
 class Embedder(Protocol):
@@ -150,6 +147,21 @@ class ServedModels(Protocol):
 
     def ranks(self, entry: Any) -> bool:
         """Whether requests may rank documents with it."""
+
+    def identity(self, entry: Any) -> str:
+        """What the model's answers depend on besides the request: its content, its manifest, its adapters."""
+
+    def adapters(self, entry: Any) -> Sequence[tuple[Path, float]]:
+        """The LoRA adapters by number, each with its weight for requests that choose none.
+
+        Raises RemoteError 501 if the models are remote, and RequestError for a missing file.
+        """
+
+    def set_adapters(self, entry: Any, chosen: Sequence[tuple[int, float]]) -> None:
+        """Change these weights until the server ends; adapters that are left out get 0. Raises as `adapters` does.
+
+        Also raises RequestError for unknown numbers and weights out of range.
+        """
 
     def describe(self, entry: Any, verbose: bool) -> ModelDescription:
         """Describe the model; verbose adds arrays and tensors. Also raises LibraryError."""

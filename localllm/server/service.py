@@ -358,11 +358,11 @@ class Service:
             return None, None
         try:
             models, entry = await self.find(name)
-            digest = (await to_thread.run_sync(models.about, entry)).digest
+            identity = await to_thread.run_sync(models.identity, entry)
             async with self.lease_embedder(semantic.model) as lease:
                 embed = partial(lease.model.embed, [text], truncate=True, dimensions=None)
                 (row,), _ = await interruptible(embed)
-            question, hit = await to_thread.run_sync(semantic.find, requests[0], text, row, f"{plain(name)} {digest}")
+            question, hit = await to_thread.run_sync(semantic.find, requests[0], text, row, f"{plain(name)} {identity}")
         except LocalLLMError as error:
             log.warning("The semantic cache does not answer: %s", error)
             return None, None

@@ -13,6 +13,7 @@ from gguf_io.interruption import checkpoint
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import SamplingParams
 from localllm.server.bodies import (
+    AppliedAdapters,
     Body,
     ComputedBody,
     Messages,
@@ -206,22 +207,25 @@ async def slots(service: ServiceDep) -> list[Object]:
 
 @router.get("/lora-adapters")
 async def lora_adapters(service: ServiceDep, model: str = "") -> list[Object]:
-    """A model's LoRA adapters: numbers, names of files, usual weights. Loads it if it is not in memory."""
-    async with service.lease(await service.model_or_only(model)) as lease:
-        found = enumerate(lease.model.adapters)
-        return [{"id": number, "path": path, "scale": scale} for number, (path, scale) in found]
+    """A model's LoRA adapters: numbers, names of files, weights for requests that choose none."""
+    models, entry = await service.find(await service.model_or_only(model))
+    found = enumerate(await to_thread.run_sync(models.adapters, entry))
+    return [{"id": number, "path": path.name, "scale": scale} for number, (path, scale) in found]
+
+
+@router.post("/lora-adapters")
+async def weigh_adapters(body: AppliedAdapters, service: ServiceDep, model: str = "") -> Object:
+    """Change the weights for requests that choose no adapters; those that the list leaves out get 0."""
+    models, entry = await service.find(await service.model_or_only(model))
+    await to_thread.run_sync(models.set_adapters, entry, [(one.id, one.scale) for one in body])
+    return {"success": True}
 
 
 @router.post("/props")
 @router.post("/slots/{slot}")
-@router.post("/lora-adapters")
 async def unchangeable() -> None:
     """What llama-server changes while it runs and this server does not. Raises ApiError 501."""
-    raise ApiError(
-        501,
-        "properties, slots and adapters are not changed by requests here: prefixes are kept on disk by themselves, and "
-        "each request may have its own `lora`",
-    )
+    raise ApiError(501, "properties and slots are not changed by requests: prefixes are kept on disk by themselves")
 
 
 @router.post("/embedding")

@@ -1,5 +1,6 @@
 """The semantic cache: which questions are one, what a server answers from its store, and how a threshold is chosen."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,10 @@ from localllm.errors import RequestError, SettingsError
 from localllm.semantic.facts import same_facts
 from localllm.semantic.store import AnswerStore
 from localllm.semantic.threshold import Pair, measure, read_pairs
+from localllm.server.catalog import Catalog
+from localllm.server.loading import MemoryLoader
+from localllm.server.local_models import LocalModels
+from localllm.server.models_manager import ModelManager
 from localllm.server.options import server_options
 from localllm.server.semantic import scope_of
 from localllm.settings import Settings
@@ -128,6 +133,32 @@ def test_everything_but_the_words_makes_another_scope() -> None:
     assert len({*scopes}) == len(scopes)
     asked = replace(base, messages=[system, {"role": "user", "content": "Ho"}], client="x", priority=3)
     assert scope_of(asked, "m") == scopes[0]
+
+
+def test_other_adapters_and_weights_make_another_scope(tmp_path: Path) -> None:
+    file = tmp_path / "style.gguf"
+    seen = set()
+    for content, settings in [
+        (b"", Settings()),
+        (b"one", Settings(lora=f"{file}:0.5")),
+        (b"one", Settings(lora=f"{file}:0.25")),
+        (b"other", Settings(lora=f"{file}:0.5")),
+    ]:
+        if not file.exists() or file.read_bytes() != content:
+            file.write_bytes(content)
+            os.utime(file, (len(seen), len(seen)))
+        models = LocalModels(
+            Catalog([], settings),
+            ModelManager(server_options(settings), MemoryLoader(settings)),
+        )
+        entry = models.find("builtin")
+        assert models.identity(entry) not in seen
+        seen.add(models.identity(entry))
+    before = models.identity(entry)
+    models.set_adapters(entry, [(0, 2.0)])
+    assert models.identity(entry) not in seen
+    models.set_adapters(entry, [(0, 0.5)])
+    assert models.identity(entry) == before
 
 
 def test_the_threshold_keeps_the_rate_of_false_hits() -> None:

@@ -241,7 +241,7 @@ def test_a_model_without_adapters_lists_none(server: Server) -> None:
     assert (told.status_code, told.json()) == (200, [])
 
 
-@pytest.mark.parametrize("path", ["/props", "/slots/0?action=save", "/lora-adapters"])
+@pytest.mark.parametrize("path", ["/props", "/slots/0?action=save"])
 def test_what_requests_do_not_change(server: Server, path: str) -> None:
     answer = httpx.post(f"{server.url}{path}", json={}, timeout=PATIENCE_S)
     assert answer.status_code == 501 and answer.json()["error"]["type"] == "not_supported_error"

@@ -21,7 +21,7 @@ MODEL = "stories260K-Q8_0"
 PICTURE = base64.b64encode(png(1)).decode()
 
 # pull and push contact other machines, the events of chats do not end, and the others answer 501 to every change.
-CHANGES = ["/slots/{slot}", "/lora-adapters"]
+CHANGES = ["/slots/{slot}"]
 # Each is another name of a route that is tried.
 NAMES = [
     "/chat/completions", "/chat/completions/input_tokens", "/completions", "/embeddings", "/models", "/rerank",

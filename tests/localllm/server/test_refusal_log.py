@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 SECRET = "sesame"
 PROMPT = "zanzibar"
-UNSUPPORTED = {"/props", "/lora-adapters"}
+UNSUPPORTED = {"/props"}
 _NUMBERS = count(1)
 
 
@@ -42,7 +42,8 @@ def refusal(server: Server, method: str, path: str, status: int, key: str = SECR
 
 
 def routes(server: Server) -> list[tuple[str, str]]:
-    found = httpx.get(f"{server.url}/openapi.json", headers={"Authorization": f"Bearer {SECRET}"}).json()["paths"]
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    found = httpx.get(f"{server.url}/openapi.json", headers=headers, timeout=PATIENCE_S).json()["paths"]
     filled = {path: re.sub(r"\{.*?\}", "x", path.replace("{chat}", "1")) for path in found}
     return [(method.upper(), filled[path]) for path, methods in found.items() for method in methods]
 
