@@ -7,7 +7,7 @@
 #   make docs        the documentation as a site in build/docs, and man/localllm.1
 #   make bench       compare speed with llama.cpp's on BENCH_MODEL, and measure the chat
 #   make test-clients  install real coding agents into CLIENTS, outside this folder, and let each do a task
-#   make test-page     install playwright and axe-core into PAGE, and try the page in BROWSER (Debian: apt install chromium)
+#   make test-page     install playwright and axe-core into PAGE, outside this folder, and try the page in BROWSER
 #   make test-windows  set up Windows' Python under Wine in WINDOWS (needs root on Debian), and run fast tests there
 #   make test-arm64  some tests on 64-bit ARM, in Debian for arm64 under qemu in ARM64; needs root on Debian
 #   make lock        renew constraints.txt from the newest releases that pyproject.toml allows
@@ -33,6 +33,8 @@ PYTHON_AGENTS := aider:aider-chat==0.86.2 vibe:mistral-vibe==3.0.2 hermes:hermes
 # The browser in which the page is tried, and where what that needs is installed.
 BROWSER ?= /usr/bin/chromium
 PAGE ?= /tmp/localllm-page
+PLAYWRIGHT := playwright==1.65.2
+AXE := axe-core@4.14.1
 
 # Where Windows' Python is set up under Wine, and the tests that run there.
 WINDOWS ?= /tmp/localllm-windows
@@ -66,10 +68,16 @@ test-clients: $(VENV)/.installed-dev
 	cd $(CURDIR); TEST_CLIENTS=$(CLIENTS) $(BIN)/pytest tests/clients
 
 test-page: $(VENV)/.installed-dev
-	@[ -x $(BROWSER) ] || { echo "Skipped: there is no $(BROWSER)."; exit 0; }; set -e; \
-	$(PIP) install --target $(PAGE)/python playwright; \
+	@[ -x "$(BROWSER)" ] || { echo "Skipped: there is no $(BROWSER). Install a Chromium (Debian: apt install chromium)," \
+		"or name one: make test-page BROWSER=/path/to/chrome"; exit 0; }; set -e; \
+	[ -d $(PAGE)/python/$(subst ==,-,$(PLAYWRIGHT)).dist-info ] || { \
+		echo "Installing $(PLAYWRIGHT), which drives the browser, into $(PAGE) (170 MB)."; \
+		$(PIP) install --upgrade --target $(PAGE)/python $(PLAYWRIGHT); }; \
 	cd $(PAGE); [ -f package.json ] || echo '{"private": true}' >package.json; \
-	! command -v npm >/dev/null || npm install --no-audit --no-fund axe-core; cd $(CURDIR); \
+	if command -v npm >/dev/null; then \
+		echo "Installing $(AXE), which finds faults of accessibility, into $(PAGE)."; \
+		npm install --silent --no-audit --no-fund $(AXE); \
+	else echo "Without npm there is no axe-core: the tests of accessibility are skipped."; fi; cd $(CURDIR); \
 	export PYTHONPATH=$(PAGE)/python TEST_BROWSER=$(BROWSER); \
 	[ ! -f $(PAGE)/node_modules/axe-core/axe.min.js ] || export TEST_AXE=$(PAGE)/node_modules/axe-core/axe.min.js; \
 	$(BIN)/pytest tests/page

@@ -1,8 +1,9 @@
-"""Takes the documentation's pictures of the page, from the real program with a real model.
+"""Prints the page's weight and start, and takes the documentation's pictures of it, from the real program and model.
 
     python -m benchmarks.page_pictures MODEL.gguf [--browser /usr/bin/chromium]
 
-Needs playwright and a Chromium, as `make test-page` installs them. Writes docs/images/page*.png.
+Needs playwright and a Chromium, as `make test-page` installs them. Writes docs/images/page*.png. A server without a
+loaded model starts the page; times are from the first request, in a browser that has stored nothing.
 """
 
 import argparse
@@ -36,6 +37,8 @@ def main() -> None:
             address = re.search(r"http://\S+", server.stderr.readline())
             assert address is not None, "the server does not start"
             browser = driver.chromium.launch(executable_path=given.browser, args=["--no-sandbox"])
+            for kind in ("first visit of a server", "second visitor"):
+                sys.stdout.write(f"{kind}: {_start(browser, address[0])}\n")
             _take(browser, address[0], given.model.stem)
             browser.close()
         finally:
@@ -43,9 +46,33 @@ def main() -> None:
             server.wait()
 
 
+# Bytes on the wire until a model can be asked, without and with what the API sends; times in milliseconds.
+_FIGURES = """() => {
+  const all = performance.getEntries().filter((entry) => entry.transferSize);
+  const sum = (entries) => entries.reduce((total, entry) => total + entry.transferSize, 0);
+  const files = all.filter((entry) => !entry.name.includes("/api/"));
+  const paint = performance.getEntriesByName("first-contentful-paint")[0].startTime;
+  return [files.length, sum(files), sum(all), paint, performance.now()];
+}"""
+
+
+def _start(browser: Any, address: str) -> str:
+    """What a visitor with an empty cache loads, and how long that takes."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(address)
+    page.wait_for_function("() => document.getElementById('model').title && !document.getElementById('prompts').hidden")
+    count, files, everything, paint, ready = page.evaluate(_FIGURES)
+    context.close()
+    return (
+        f"{count} files of {files / 1000:.1f} kB, {everything / 1000:.1f} kB with answers of the API; "
+        f"first paint after {paint:.0f} ms, ready for a prompt after {ready:.0f} ms"
+    )
+
+
 def _take(browser: Any, address: str, model: str) -> None:
     page = browser.new_page(viewport={"width": 1024, "height": 700}, color_scheme="dark")
-    page.set_default_timeout(120_000)
+    page.set_default_timeout(600_000)
     page.goto(address)
     page.evaluate("name => localStorage.setItem('model', name)", model)
     page.reload()

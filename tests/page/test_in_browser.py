@@ -484,3 +484,15 @@ def test_a_chat_is_exported_and_imported(slow: Any, open_page: OpenPage, data: P
     page.tab.click("dialog[open] button:text-is('Import')")
     page.tab.wait_for_selector("#title:has-text('From elsewhere')")
     page.tab.wait_for_selector(".user .body:has-text('Once kept elsewhere')")
+
+
+def test_what_the_model_saw_of_a_picture_is_told(slow: Any, open_page: OpenPage, data: Path) -> None:
+    store = SessionStore(data / "localllm" / "sessions.db")
+    with contextlib.closing(store):
+        chat = store.create(MODEL, {})
+        asked = store.add(Message(0, chat, None, Role.USER, "What is this?")).id
+        stats = {"pictures": ["4,000 x 3,000, seen as 896 x 896, 256 tokens"], "unseen": ["other<b>.png"]}
+        store.add(Message(0, chat, asked, Role.ASSISTANT, "A cat.", finish_reason="stop", stats=stats))
+    page = open_page(slow, f"/#{chat}")
+    page.tab.wait_for_selector(".assistant .quiet:text-is('Picture: 4,000 x 3,000, seen as 896 x 896, 256 tokens')")
+    page.tab.wait_for_selector(".assistant .quiet:text-is('Not shown to the model: other<b>.png')")

@@ -305,6 +305,9 @@ function article(message, last, running, busy) {
   box.append(reasoning);
   if (message.files.length) box.append(attachedFiles(message));
   box.append(body);
+  const pictures = (message.stats?.pictures ?? []).map((seen) => `Picture: ${seen}`);
+  for (const name of message.stats?.unseen ?? []) pictures.push(`Not shown to the model: ${name}`);
+  for (const seen of pictures) box.append(element("p", { className: "quiet" }, seen));
   if (message.error) box.append(element("p", { className: "error" }, message.error));
   if (!running) box.append(actions(message, last, busy));
   return { element: box, blocks, body, reasoning, thoughts };
