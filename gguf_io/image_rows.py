@@ -6,6 +6,7 @@ Source: mtmd_image_tokens_get_decoder_pos and mtmd_input_chunk_get_n_pos (tools/
 """
 
 import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,6 +75,54 @@ class ReadPicture(NamedTuple):
 
     pieces: ImagePieces
     view: PictureView
+
+
+class ImageSpans:
+    """The positions of images in a prompt's tokens. rows: runs by their first ids."""
+
+    def __init__(self, tokens: Sequence[int], rows: Mapping[int, ImageRows]) -> None:
+        starts = [at for at, token in enumerate(tokens) if token in rows] if rows else []
+        self._spans = [(at, at + len(rows[tokens[at]].ids), rows[tokens[at]]) for at in starts]
+
+    def at(self, index: int) -> ImageRows | None:
+        """The image that starts at an index, or None."""
+        return next((rows for start, _, rows in self._spans if start == index), None)
+
+    def text_end(self, index: int, length: int) -> int:
+        """The end of the text that starts at an index: the start of the next image, at most `length`."""
+        return min([length, *(start for start, _, _ in self._spans if start >= index)])
+
+    def whole(self, length: int) -> int:
+        """The longest prefix of at most this length that does not split an image."""
+        return next((start for start, stop, _ in self._spans if start < length < stop), length)
+
+    def position(self, index: int) -> int:
+        """The position of the token at an index: images may take fewer positions than rows."""
+        return index - sum(len(rows.ids) - rows.length for _, stop, rows in self._spans if stop <= index)
+
+    def without(self, tokens: Sequence[int]) -> list[int]:
+        """The text tokens."""
+        text: list[int] = []
+        at = 0
+        for start, stop, _ in self._spans:
+            text += tokens[at:start]
+            at = stop
+        return [*text, *tokens[at:]]
+
+    def __bool__(self) -> bool:
+        return bool(self._spans)
+
+    def parts(self, first: int, stop: int) -> Iterator[tuple[int, int, int, ImageRows | None]]:
+        """What indices first..stop-1 are made of, in order: (first, stop, start, image), each of one image or of text.
+
+        start: where the image starts; `first` again for text, for which image is None.
+        """
+        while first < stop:
+            start, end, image = next((span for span in self._spans if span[1] > first), (stop, stop, None))
+            if start > first:
+                start, end, image = first, min(start, stop), None
+            yield first, min(end, stop), start, image
+            first = min(end, stop)
 
 
 def grid_of(rows: int, columns: int) -> Grid:

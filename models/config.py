@@ -168,9 +168,8 @@ def reading_images(file: ModelFile, config: ModelConfig) -> ModelConfig:
     Raises UnsupportedModelError for one whose images the native engine does not compute.
     """
     parallel = config.per_layer.streams > 1
-    if config.state or config.attention.latents or parallel:
-        kind = "parallel streams" if parallel else "latents" if config.attention.latents else "states"
-        raise refusal(file, f"{file.architecture} has {kind}, and images")
+    if config.attention.latents or parallel:
+        raise refusal(file, f"{file.architecture} has {'parallel streams' if parallel else 'latents'}, and images")
     return replace(config, images=replace(config.images, are_read=True))
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.kv_types import PAGE_TOKENS, Plane
 from cpu_kernels.memory import zeros_from_the_front
+from gguf_io.image_rows import ImageSpans
 from models.config import ModelConfig
 from models.convolution_states import STATE_ROWS, ConvolutionStates
 from models.delta_states import DeltaStates
@@ -61,6 +62,8 @@ class Sequence:
     branches: bool = False
     # LoRA adapters by number, each with its weight, that compute the sequence.
     adapters: tuple[tuple[int, float], ...] = ()
+    # Images among its tokens, while rows are appended to it.
+    images: ImageSpans | None = None
     table: NDArray[np.int32] = field(init=False)
     window_table: NDArray[np.int32] = field(init=False)
     table_address: int = field(init=False)

@@ -21,7 +21,7 @@ from cpu_kernels.records import TILE_WIDTHS
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
-from gguf_io.image_rows import ImageRows
+from gguf_io.image_rows import ImageRows, ImageSpans
 from gguf_io.lora import Adapter
 from gguf_io.runner_info import LoadProgress, RunnerInfo
 from models.adapters import Adapters
@@ -259,12 +259,7 @@ class NativeRunner:
             self._latest[handle] = first, start, sequence.length
             if computed < start:
                 begun.append((sequence, computed, start))
-        if self._store.delta:  # one at a time: sequences may share recomputed states
-            for sequence, _, stop in begun:
-                self._compute_again([(sequence, self._store.computed_of(sequence, stop), stop)])
-                self._store.computed_of(sequence, stop)  # its state is needed from now on
-        elif begun:
-            self._compute_again(begun)
+        self._catch_up(begun)
         placed = [(self._sequences[one], at, n) for one, at, n in segments]
         logits = self._compute(tokens, places, placed, wanted, positions)
         if self._drafts:
@@ -302,17 +297,41 @@ class NativeRunner:
         if self._store.reusable(target, start) < start:
             raise ValueError(f"a sequence of {start} tokens has lost the window before its end")
         self._latest.clear()
-        rows = aligned_zeros((min(count, MAX_ROWS), parts, padded(width)), np.float32)
         for at in range(0, count, MAX_ROWS):
             stop = min(at + MAX_ROWS, count)
-            if self._inputs:
-                self._inputs.fetch([_NO_TOKEN] * (stop - at), self._steps.program)
+            if self._store.delta:
+                self._store.delta.begin(1)
+            computed = self._store.computed(target)
             self._store.append(target, stop - at)
-            rows[: stop - at, :, :width] = image.embeddings[at:stop].reshape(-1, parts, width)
-            turns = image.positions(position, at, stop).reshape(-1, stop - at)
-            of_image = np.asarray(rows[: stop - at].reshape(stop - at, -1), np.float32)
-            self._steps.place_image(target, start + at, of_image, turns, self._ropes, image.sees_all)
-            self._steps.run(stop - at)
+            self._store.note_tokens(target, start + at, [_NO_TOKEN] * (stop - at))
+            if computed < start + at:
+                self._catch_up([(target, computed, start + at)])
+            self._compute_image(target, start, image, position, at, stop)
+
+    def know_images(self, sequence: int, images: ImageSpans | None) -> None:
+        """See localllm.engine.runner.RecomputesImages."""
+        self._sequences[sequence].images = images
+
+    def _compute_image(
+        self, sequence: Sequence, start: int, image: ImageRows, position: int, first: int, stop: int
+    ) -> None:
+        """Compute rows first..stop-1, at most MAX_ROWS, of an image in a sequence, whose pages exist.
+
+        start, position: of the image in the sequence.
+        """
+        count, width = stop - first, self._config.embedding
+        if self._inputs:
+            self._inputs.fetch([_NO_TOKEN] * count, self._steps.program)
+        rows = aligned_zeros((count, self._image_parts, padded(width)), np.float32)
+        rows[:, :, :width] = image.embeddings[first:stop].reshape(count, self._image_parts, width)
+        turns = image.positions(position, first, stop).reshape(-1, count)
+        of_image = np.asarray(rows.reshape(count, -1), np.float32)
+        self._steps.place_image(sequence, start + first, of_image, turns, self._ropes, image.sees_all)
+        if self._store.delta:
+            self._store.prepare([(sequence, start + first, count)])
+        self._steps.run(count)
+        if self._store.delta:
+            self._store.delta.settle()
 
     def follow(self, wanted: Ordered[tuple[int, int, int]]) -> None:
         """See localllm.engine.runner.DraftsItself."""
@@ -323,8 +342,29 @@ class NativeRunner:
         """See localllm.engine.runner.DraftsItself."""
         return self._drafts.draft(wanted) if self._drafts else [[] for _ in wanted]
 
-    def _compute_again(self, begun: list[tuple[Sequence, int, int]]) -> None:
-        """Recompute positions start..stop-1 of each (sequence, start, stop), whose pages exist."""
+    def _catch_up(self, begun: list[tuple[Sequence, int, int]]) -> None:
+        """Compute rows computed..stop-1 of each (sequence, computed, stop) again, so that its state is there."""
+        if not self._store.delta and not any(sequence.images for sequence, _, _ in begun):
+            self._compute_again(begun)
+            return
+        for sequence, computed, stop in begun:  # one at a time: sequences may share recomputed states
+            start = self._store.computed_of(sequence, stop) if self._store.delta else computed
+            images = sequence.images or ImageSpans([], {})
+            for first, end, at, image in images.parts(start, stop):
+                if image is None:
+                    self._compute_again([(sequence, first, end)], images.position(first) - first)
+                    continue
+                for row in range(first, end, MAX_ROWS):
+                    rows = row - at, min(row + MAX_ROWS, end) - at
+                    self._compute_image(sequence, at, image, images.position(at), *rows)
+            if self._store.delta:
+                self._store.computed_of(sequence, stop)  # its state is needed from now on
+
+    def _compute_again(self, begun: list[tuple[Sequence, int, int]], moved: int = 0) -> None:
+        """Recompute tokens start..stop-1 of each (sequence, start, stop), whose pages exist.
+
+        moved: the difference between their positions and their places in the sequence.
+        """
         waiting = [
             (sequence, start, min(stop, start + MAX_ROWS), stop) for sequence, start, stop in begun if start < stop
         ]
@@ -341,7 +381,8 @@ class NativeRunner:
                 positions += range(start, stop)
                 if stop < end:
                     later.append((sequence, stop, min(end, stop + MAX_ROWS), end))
-            self._compute(tokens, positions, segments, ())
+            turns = [position + moved for position in positions] if moved else None
+            self._compute(tokens, positions, segments, (), turns)
             waiting = later
 
     def _compute(

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from gguf_io.image_rows import ImageSpans
 from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache, Segment
 from localllm.engine.memory_tier import MemorySegment, MemoryTier
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.restore_costs import DISK, MEMORY, RestoreCosts
-from localllm.engine.runner import KeepsStates, KeepsWindows, Runner, reusable
+from localllm.engine.runner import KeepsStates, KeepsWindows, RecomputesImages, Runner, reusable
 from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.engine.spill import LEAST_TOKENS, Spiller, told
 from localllm.engine.state_cache import StateCache, mark_places
@@ -135,6 +136,7 @@ class KVManager:
         else:
             handle = self._runner.fork_sequence(source, computed)
         sequence.attach(handle, computed)
+        self._tell_images(handle, sequence.images)
         if self._runner.info.window_tokens and not sequence.background:
             branch = self.cache.match(sequence.space, tokens)
             trunk = sequence.trunk // SEGMENT_TOKENS * SEGMENT_TOKENS
@@ -204,7 +206,8 @@ class KVManager:
                 self._note_failure("restored", error)
                 assert sequence.handle is not None
                 self._runner.free_sequence(sequence.handle)
-                sequence.start_over(self._runner.create_sequence(sequence.space.adapters))
+                sequence.start_over(handle := self._runner.create_sequence(sequence.space.adapters))
+                self._tell_images(handle, sequence.images)
                 return True
         if sequence not in self.restoring:
             self._cut_to_usable(sequence)
@@ -389,7 +392,13 @@ class KVManager:
         self._marks.pop(sequence, None)
         self._windows.pop(sequence, None)
         handle, sequence.handle = sequence.handle, None
+        if handle is not None and sequence.images:
+            self._tell_images(handle, None)
         return handle
+
+    def _tell_images(self, handle: int, images: ImageSpans | None) -> None:
+        if isinstance(self._runner, RecomputesImages) and (images or images is None):
+            self._runner.know_images(handle, images)
 
     def _keep(self, sequence: TokenSequence, handle: int) -> None:
         """Put a runner's sequence of all computed tokens into the cache, and schedule copying it."""

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_io.image_rows import ImageRows, SeenPicture
+from gguf_io.image_rows import ImageRows, ImageSpans, SeenPicture
 from gguf_io.pictures import Budget, Picture, Size
 from gguf_io.runner_info import RunnerInfo
 
@@ -154,6 +154,14 @@ class KeepsStates(Protocol):
 
     def import_state(self, sequence: int, data: bytes | memoryview) -> None:
         """Set the state that export_state returned for the stored length. Raises ValueError on a wrong size."""
+
+
+@runtime_checkable
+class RecomputesImages(Protocol):
+    """Additional interface of a Runner that may have to compute rows of images again, because of states."""
+
+    def know_images(self, sequence: int, images: ImageSpans | None) -> None:
+        """Set the images of a sequence that rows are appended to; None when it is only kept."""
 
 
 @runtime_checkable

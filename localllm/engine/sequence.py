@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gguf_io.image_rows import ImageRows
+from gguf_io.image_rows import ImageRows, ImageSpans
 from localllm.engine.pins import Pin
 from localllm.engine.runner import AdapterSet
 from localllm.errors import RequestError
@@ -20,39 +20,6 @@ class KeySpace(NamedTuple):
 
     adapters: AdapterSet = ()
     namespace: str = ""
-
-
-class ImageSpans:
-    """The positions of images in a prompt's tokens. rows: runs by their first ids."""
-
-    def __init__(self, tokens: Sequence[int], rows: Mapping[int, ImageRows]) -> None:
-        starts = [at for at, token in enumerate(tokens) if token in rows] if rows else []
-        self._spans = [(at, at + len(rows[tokens[at]].ids), rows[tokens[at]]) for at in starts]
-
-    def at(self, index: int) -> ImageRows | None:
-        """The image that starts at an index, or None."""
-        return next((rows for start, _, rows in self._spans if start == index), None)
-
-    def text_end(self, index: int, length: int) -> int:
-        """The end of the text that starts at an index: the start of the next image, at most `length`."""
-        return min([length, *(start for start, _, _ in self._spans if start >= index)])
-
-    def whole(self, length: int) -> int:
-        """The longest prefix of at most this length that does not split an image."""
-        return next((start for start, stop, _ in self._spans if start < length < stop), length)
-
-    def position(self, index: int) -> int:
-        """The position of the token at an index: images may take fewer positions than rows."""
-        return index - sum(len(rows.ids) - rows.length for _, stop, rows in self._spans if stop <= index)
-
-    def without(self, tokens: Sequence[int]) -> list[int]:
-        """The text tokens."""
-        text: list[int] = []
-        at = 0
-        for start, stop, _ in self._spans:
-            text += tokens[at:start]
-            at = stop
-        return [*text, *tokens[at:]]
 
 
 class TokenSequence:

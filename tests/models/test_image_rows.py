@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from gguf_io.image_rows import Grid, ImagePieces, ImageRows
+from gguf_io.image_rows import Grid, ImagePieces, ImageRows, ImageSpans
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from models.config import read_config, reading_images
@@ -36,7 +36,7 @@ class Case:
     def written(self) -> Synthetic:
         """The model; llama.cpp does not add parts to the last layer."""
         model = MODELS[self.model]
-        return replace(model, extra={**model.extra, "n_deepstack_layers": self.parts - 1}) if self.columns else model
+        return replace(model, extra={**model.extra, "n_deepstack_layers": self.parts - 1}) if self.parts > 1 else model
 
 
 CASES = (
@@ -49,6 +49,9 @@ CASES = (
     Case("qwen2vl", (24, 12), columns=6),
     Case("qwen3vl", (24, 600), columns=4, parts=2),
     Case("qwen3vlmoe", (30,), columns=5),
+    Case("qwen35", (24, 600), columns=4),
+    Case("qwen35moe", (30, 45), columns=5),
+    Case("lfm2", (21, 600)),
 )
 
 
@@ -70,6 +73,11 @@ def pieces_of(case: Case, model: Synthetic, seed: int = 0) -> ImagePieces:
         first += count
     pieces.append(tuple(random.integers(0, model.vocabulary, 20).tolist()))
     return tuple(pieces)
+
+
+def spans_of(pieces: ImagePieces) -> ImageSpans:
+    rows = {piece.ids[0]: piece for piece in pieces if isinstance(piece, ImageRows)}
+    return ImageSpans([one for piece in pieces for one in (piece.ids if isinstance(piece, ImageRows) else piece)], rows)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case.model}-{case.rows[0]}")
@@ -111,13 +119,16 @@ def test_bits_do_not_depend_on_how_a_sequence_came_about(loaded):
     length, end = runner.sequence_length(whole), positions_of(pieces[:-1])
     kept = length - len(pieces[-1])
     # A fork after the last image, whose text is computed token by token.
+    spans = spans_of(pieces)
     fork = runner.fork_sequence(whole, kept)
+    runner.know_images(fork, spans)
     for at, token in enumerate(pieces[-1]):
         found = append(runner, fork, ((token,),), True, end + at)[-1]
     np.testing.assert_array_equal(found, expected)
     # Exported, and imported into a new sequence.
     if not runner.info.window_tokens:
         restored = runner.create_sequence()
+        runner.know_images(restored, spans)
         runner.import_kv(restored, 0, kept, runner.export_kv(whole, 0, kept))
         np.testing.assert_array_equal(append(runner, restored, pieces[-1:], True, end)[-1], expected)
     # On more threads, in a runner of its own.
@@ -150,7 +161,25 @@ def test_rows_that_cannot_be_appended_change_nothing(loaded):
     runner.check_integrity({*runner._sequences})
 
 
-@pytest.mark.parametrize(("name", "what"), [("qwen35", "states"), ("lfm2", "states"), ("gemma3n", "parallel streams")])
+def test_a_sequence_cut_before_or_after_an_image_goes_on_with_the_same_bits(loaded):
+    """States are where they were, or are made from the rows before them, images included."""
+    case, _, runner = loaded
+    pieces = pieces_of(case, MODELS[case.model])
+    spans, whole = spans_of(pieces), runner.create_sequence()
+    expected = append(runner, whole, pieces, wanted=True)[-1]
+    for end in range(1, len(pieces), 2):  # before each image, and after it
+        for before in (pieces[:end], pieces[: end + 1]):
+            kept = sum(len(piece.ids) if isinstance(piece, ImageRows) else len(piece) for piece in before)
+            if runner.reusable(whole, kept) < kept:
+                continue
+            fork = runner.fork_sequence(whole, kept)
+            runner.know_images(fork, spans)
+            found = append(runner, fork, pieces[len(before) :], True, positions_of(before))[-1]
+            np.testing.assert_array_equal(found, expected)
+            runner.free_sequence(fork)
+
+
+@pytest.mark.parametrize(("name", "what"), [("gemma3n", "parallel streams")])
 def test_models_whose_images_need_llama_cpp(name, what, tmp_path):
     path = write(MODELS[name], tmp_path / "model.gguf")
     with open_model(path) as file, pytest.raises(UnsupportedModelError, match=f"has {what}, and images"):

@@ -1,0 +1,114 @@
+"""Images of models with states (delta networks, convolutions): edits, forks and restarts change no answer."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_io import open_model
+from gguf_io.image_rows import ImageRows, grid_of, row_ids
+from localllm.engine.disk_cache import DiskCache
+from localllm.engine.engine import Engine
+from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.stream import Completion
+from models.config import read_config, reading_images
+from models.native_runner import NativeRunner
+from models.vision.projector import NativeProjector
+from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.gpu_offload.projector_runs import append, positions_of
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
+from tests.models.vision.projectors import write_vision
+
+SYSTEM = tuple((at * 13) % 290 + 3 for at in range(70))
+QUESTION = tuple((at * 7) % 290 + 3 for at in range(45))
+OTHER = tuple((at * 11) % 290 + 3 for at in range(20))
+
+
+@pytest.fixture(scope="module", params=["qwen35", "lfm2"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(MODELS[request.param], tmp_path_factory.mktemp("models") / f"{request.param}.gguf")
+
+
+def opened(path: Path) -> NativeRunner:
+    """A runner with a projector, which makes none of the rows here."""
+    with open_model(path) as file:
+        runner = NativeRunner(file, kv_bytes=64 << 20, config=reading_images(file, read_config(file)), threads=1)
+    with open_model(write_vision(path.with_name("projector.gguf"), "gemma4uv")) as file:
+        runner.projector = NativeProjector(file, threads=1, context=512)
+    return runner
+
+
+def image_of(runner: NativeRunner, seed: int, lines: int = 10, columns: int = 5) -> ImageRows:
+    width = runner._config.embedding
+    rows = np.random.default_rng(seed).standard_normal((lines * columns, width)).astype(np.float32)
+    grid = grid_of(lines, columns) if runner._config.rope.sections else None
+    return ImageRows(row_ids(bytes([seed]), 0, len(rows)), rows, False, grid)
+
+
+def asked(engine: Engine, *pieces: ImageRows | tuple[int, ...], most: int = 6) -> Completion:
+    prompt = [one for piece in pieces for one in (piece.ids if isinstance(piece, ImageRows) else piece)]
+    images = {piece.ids[0]: piece for piece in pieces if isinstance(piece, ImageRows)}
+    sampling = SamplingParams(temperature=0)
+    request = GenerationRequest(tuple(prompt), sampling=sampling, images=images, max_tokens=most, ignore_eos=True)
+    stream = engine.submit(request)
+    while engine.step():
+        engine.check_integrity()
+    return stream.collect()
+
+
+def direct(runner: NativeRunner, *pieces: ImageRows | tuple[int, ...], most: int = 6) -> tuple[int, ...]:
+    """The greedy answer of a runner alone."""
+    sequence, position = runner.create_sequence(), positions_of(pieces)
+    logits, found = append(runner, sequence, pieces, wanted=True), []
+    while len(found) < most:
+        found.append(int(logits[-1].argmax()))
+        logits = append(runner, sequence, ((found[-1],),), True, position + len(found) - 1)
+    runner.free_sequence(sequence)
+    return tuple(found)
+
+
+def test_turns_edits_and_restarts_answer_like_the_model_alone(path: Path, tmp_path: Path) -> None:
+    alone = opened(path)
+    first, second = image_of(alone, 1), image_of(alone, 2, 7, 3)
+    for restarted in (False, True):
+        runner = opened(path)
+        engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path, runner.info.kv_layout))
+        begun = (SYSTEM, first, QUESTION)
+        known = asked(engine, *begun).last.counts.cached_disk
+        assert known >= len(SYSTEM) + len(first.ids) if restarted else not known
+        for pieces in (
+            begun,
+            (*begun, OTHER),
+            (SYSTEM, first, OTHER),
+            (SYSTEM, first, QUESTION[:9] + OTHER, second, QUESTION),
+            (SYSTEM[:30], second, QUESTION, first, OTHER),
+        ):
+            assert asked(engine, *pieces).token_ids == direct(alone, *pieces)
+        said = tuple(asked(engine, *begun).token_ids)
+        again = asked(engine, SYSTEM, first, QUESTION + said + OTHER)
+        assert tuple(again.token_ids) == direct(alone, SYSTEM, first, QUESTION + said + OTHER)
+        counts = again.last.counts
+        assert counts.cached_memory + counts.cached_disk >= len(SYSTEM) + len(first.ids) + len(QUESTION)
+        engine.close()
+        runner.close()
+    alone.close()
+
+
+def test_answers_side_by_side_are_those_of_each_alone(path: Path) -> None:
+    runner, alone = opened(path), opened(path)
+    engine = Engine(runner, FakeVocabulary())
+    prompts = [(SYSTEM, image_of(alone, seed, 4 + seed, 6), QUESTION[seed:]) for seed in range(1, 5)]
+    streams = []
+    for pieces in prompts:
+        ids = [one for piece in pieces for one in (piece.ids if isinstance(piece, ImageRows) else piece)]
+        sampling = SamplingParams(temperature=0)
+        request = GenerationRequest(
+            tuple(ids), sampling=sampling, images={pieces[1].ids[0]: pieces[1]}, max_tokens=6, ignore_eos=True
+        )
+        streams.append(engine.submit(request))
+    while engine.step():
+        engine.check_integrity()
+    assert [stream.collect().token_ids for stream in streams] == [direct(alone, *pieces) for pieces in prompts]
+    engine.close()
+    alone.close()
