@@ -116,22 +116,23 @@ class Found(NamedTuple):
 
 
 def compare(export: Export, store: SessionStore) -> Found:
-    """Tell the new chats of an export from those that the store has, maybe continued. Raises SessionError."""
-    ending: dict[int, list[frozenset[int]]] = {}  # by a path's hash: the paths of the chats that have it
+    """Tell the new chats of an export from those that the store has, maybe continued. Raises SessionError.
 
-    def add(paths: list[int]) -> None:
-        whole = frozenset(paths)
-        for path in whole:
-            ending.setdefault(path, []).append(whole)
-
+    Of chats of the same title and messages in one export, the first counts.
+    """
+    having: dict[int, list[frozenset[int]]] = {}  # by a path: the paths of the stored chats that have it
     for texts in store.all_texts():
-        add(_paths(texts))
+        whole = frozenset(_paths(texts))
+        for path in whole:
+            having.setdefault(path, []).append(whole)
     found = Found(export.program, [], [], export.problems)
+    seen: set[tuple[str, frozenset[int]]] = set()
     for chat in export.chats:
         paths = _paths((one.id, one.parent_id, str(one.role), one.content) for one in chat.messages)
-        is_present = any(other.issuperset(paths) for other in ending.get(paths[-1], ()))
+        same = chat.title, frozenset(paths)
+        is_present = same in seen or any(stored.issuperset(paths) for stored in having.get(paths[-1], ()))
         (found.present if is_present else found.new).append(chat)
-        add(paths)
+        seen.add(same)
     return found
 
 

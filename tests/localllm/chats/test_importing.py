@@ -315,6 +315,19 @@ def test_what_is_here_is_not_imported_again_even_if_it_went_on(tmp_path: Path, s
     assert len(compare(export, store).new) == 1, "a deleted chat may be imported"
 
 
+def test_chats_of_one_export_that_begin_alike_are_all_imported(tmp_path: Path, store: SessionStore) -> None:
+    texts = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "Bye"},
+    ]
+    export = read(tmp_path, [{"title": "Long", "messages": texts}, {"title": "Short", "messages": texts[:2]}])
+    found = compare(export, store)
+    assert [chat.title for chat in found.new] == ["Long", "Short"]
+    take(found.new, store)
+    assert len(store.sessions()) == 2 and not compare(export, store).new
+
+
 def test_one_chat_that_cannot_be_read_leaves_the_others(tmp_path: Path) -> None:
     export = read(tmp_path, [{"chat": {"title": "Empty"}}, open_webui_chat(), 5, {"mapping": {"x": None}}])
     assert [chat.title for chat in export.chats] == ["Knots"]
