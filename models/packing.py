@@ -53,6 +53,6 @@ class _WritingLoader(WeightLoader):
         return np.broadcast_to(np.zeros(1, np.uint8), (size,))
 
     def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
-        room = np.empty(max(PORTION_BYTES, packing.format.group_bytes(packing.k)), np.uint8)
+        room = np.empty(max(PORTION_BYTES, packing.group_bytes), np.uint8)
         portions = (room[: self._pack_groups(room, packing, rows)] for rows in packing.portions)
         self.writer.put(packing.identity, portions)

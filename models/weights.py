@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import NoReturn
 
 import numpy as np
@@ -67,14 +67,16 @@ def ordered(values: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np
 class Matrix:
     """A packed matrix of `rows` outputs (padding included) and k inputs, or one such matrix per expert.
 
-    scale: the tensor of a factor for the whole matrix, one per expert, which is not included in `packed`; empty for
-    none. name, order: the tensor and the source of each row, None for its own order; no name for a part of heads.
+    group_bytes: of a group of rows. scale: the tensor of a factor for the whole matrix, one per expert, which is not
+    included in `packed`; empty for none. name, order: the tensor and the source of each row, None for its own order; no
+    name for a part of heads.
     """
 
     format: WeightFormat
     packed: NDArray[np.generic]
     rows: int
     k: int
+    group_bytes: int
     experts: int
     scale: str = ""
     name: str = ""
@@ -90,11 +92,6 @@ class Matrix:
         """Groups of rows (of one expert)."""
         return self.rows // self.format.group_rows
 
-    @cached_property
-    def group_bytes(self) -> int:
-        """Bytes of a group."""
-        return self.format.group_bytes(self.k)
-
     @property
     def expert_bytes(self) -> int:
         """Bytes of one expert's groups."""
@@ -103,7 +100,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a matrix is packed: rows of k values, whose bytes `read` returns.
+    """How a matrix is packed: rows of k values, whose bytes `read` returns. group_bytes: of a packed group of rows.
 
     identity: what the matrix is: tensor, format, shape and order of rows. portions: the source row of each packed row,
     -1 for zeros, of whole groups and about PORTION_BYTES at a time, so that little of the file is in memory at once.
@@ -112,6 +109,7 @@ class Packing:
     identity: str
     format: WeightFormat
     k: int
+    group_bytes: int
     read: ReadRows
     portions: Iterator[NDArray[np.int32]]
 
@@ -350,7 +348,8 @@ class WeightLoader:
         """Pack rows of k values, whose bytes `read` returns. name: part of the identity. order: as for `matrix`."""
         count = rows if order is None else len(order)
         groups = padded(count) * max(experts, 1) // weight_format.group_rows
-        size = groups * weight_format.group_bytes(k)
+        group_bytes = weight_format.group_bytes(k)
+        size = groups * group_bytes
         placed = "" if order is None else hashlib.sha256(np.ascontiguousarray(order, np.int64).data).hexdigest()[:32]
         identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{placed}"
         packed = self.packed.get(identity)  # a key tensor that also serves as value tensor is packed once
@@ -360,10 +359,11 @@ class WeightLoader:
             self._builder.keep(packed)
             self.packed[identity] = packed
             if ready is None:
-                portions = _portions(order, rows, k, experts, weight_format)
-                self._fill(packed, Packing(identity, weight_format, k, read, portions))
+                together = max(1, PORTION_BYTES // group_bytes) * weight_format.group_rows
+                portions = _portions(order, rows, experts, together)
+                self._fill(packed, Packing(identity, weight_format, k, group_bytes, read, portions))
         scale = f"{name.removesuffix('weight')}scale" if weight_format.name == _SCALED else ""
-        return Matrix(weight_format, packed, padded(count), k, experts, scale if self.has(scale) else "")
+        return Matrix(weight_format, packed, padded(count), k, group_bytes, experts, scale if self.has(scale) else "")
 
     def _values(self, name: str) -> NDArray[np.float32]:
         """A tensor's values."""
@@ -376,7 +376,7 @@ class WeightLoader:
     def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
         """Pack all portions, one after the other."""
         assert self._team is not None
-        touch(self._team, packed, packing.format.group_bytes(packing.k))
+        touch(self._team, packed, packing.group_bytes)
         position = 0
         for source_rows in packing.portions:
             position += self._pack_groups(packed[position:], packing, source_rows)
@@ -389,12 +389,11 @@ class WeightLoader:
         low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
         source = packing.read(low, high - low)
         places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
-        group_bytes = weight_format.group_bytes(k)
         arguments = Repack(
             source=source.ctypes.data,
             row_bytes=source.shape[1],
             packed=target.ctypes.data,
-            group_bytes=group_bytes,
+            group_bytes=packing.group_bytes,
             group_rows=weight_format.group_rows,
             k=k,
             rows=places.ctypes.data,
@@ -402,7 +401,7 @@ class WeightLoader:
         )
         assert self._team is not None
         self._team.run_kernel(weight_format.repack, operation_of(weight_format.repack, arguments))
-        return groups * group_bytes
+        return groups * packing.group_bytes
 
     def _format_of(self, tensor: TensorInfo) -> WeightFormat:
         """The format that a tensor is packed in. Raises UnsupportedModelError for a type without kernels."""
@@ -426,15 +425,12 @@ def _layer_of(tensor: str) -> int:
     return int(number) if first == "blk" and number.isdecimal() else -1
 
 
-def _portions(
-    order: NDArray[np.int64] | None, rows: int, k: int, experts: int, weight_format: WeightFormat
-) -> Iterator[NDArray[np.int32]]:
-    """The portions of a Packing."""
+def _portions(order: NDArray[np.int64] | None, rows: int, experts: int, together: int) -> Iterator[NDArray[np.int32]]:
+    """The portions of a Packing, each of `together` rows."""
     count = rows if order is None else len(order)
     one = np.full(padded(count), -1, np.int64)
     one[:count] = np.arange(rows) if order is None else order
     offsets = np.arange(max(experts, 1))[:, None] * rows
     row_map = np.where(one >= 0, one + offsets, -1).astype(np.int32).reshape(-1)
-    together = max(1, PORTION_BYTES // weight_format.group_bytes(k)) * weight_format.group_rows
     for first in range(0, len(row_map), together):
         yield row_map[first : first + together]
