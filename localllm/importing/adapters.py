@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gguf_io import ModelFile, open_model
 from gguf_io.errors import ModelFileError
@@ -22,7 +21,7 @@ from localllm.importing.config import Config
 from localllm.importing.errors import CheckpointError
 from localllm.importing.families import FAMILIES
 from localllm.importing.family import Family
-from localllm.importing.matrices import Plain, row_count
+from localllm.importing.matrices import Floats, Plain, row_count
 from localllm.importing.tensors import fitted, names_of, new_name, of_expert, of_text_model
 from localllm.text import shortened
 
@@ -41,7 +40,6 @@ _COUNTS = {
     "num_experts": "expert_count",
     "n_routed_experts": "expert_count",
 }
-Floats = NDArray[np.float32]
 Factors = dict[str, tuple[Floats, Floats]]
 
 
