@@ -62,7 +62,7 @@ def main() -> None:
             ours: list[float] = []
             theirs: list[float] = []
             for _ in range(arguments.rounds):
-                seconds, mine = measured(lambda: encoder.encode(pixels, layout) or [])
+                seconds, mine = measured(lambda: encoder.encode(pixels, layout))
                 ours.append(seconds)
                 seconds, others = measured(lambda: llama.rows(pixels))
                 theirs.append(seconds)

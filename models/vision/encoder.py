@@ -1,6 +1,5 @@
 """Opens a projector (mmproj) for our own kernels: the table of families, their memory, and encoding."""
 
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -19,7 +18,7 @@ from models.errors import UnsupportedModelError, kernels_needed
 from models.needs import HeaderLoader, Needs, addressable, touched_bytes
 from models.steps import compiling, usable_threads
 from models.vision.config import projector_kind
-from models.vision.family import Family, Passes, Progress, Rows, StoppedError
+from models.vision.family import Family, Passes, Progress, Rows
 from models.vision.layout import ImageLayout, PictureSizeError
 from models.vision.pixels import Pixels
 from models.vision.recording import VisionRecording
@@ -75,14 +74,8 @@ class ImageEncoder:
         """What becomes of a picture of this size. Raises PictureSizeError if it cannot be encoded."""
         return _layout(self._family, width, height, budget)
 
-    def encode(
-        self,
-        pixels: Pixels,
-        layout: ImageLayout,
-        stop: threading.Event | None = None,
-        progress: Progress | None = None,
-    ) -> list[Rows] | None:
-        """The rows of each run of a layout, each float32[count, width]; None soon after `stop` was set.
+    def encode(self, pixels: Pixels, layout: ImageLayout, progress: Progress | None = None) -> list[Rows]:
+        """The rows of each run of a layout, each float32[count, width]. Ends soon if the work is cancelled.
 
         pixels: uint8[height, width, 3] of the layout's source. progress: called with the part that is done, 0 to 1.
         """
@@ -90,11 +83,8 @@ class ImageEncoder:
             raise ValueError("this image encoder is closed")
         if pixels.dtype != np.uint8 or pixels.shape != (layout.source[1], layout.source[0], 3):
             raise ValueError(f"pixels are {pixels.dtype}{list(pixels.shape)}, which is not what the layout is for")
-        self._passes.begin(self._family.work(layout), stop, progress)
-        try:
-            return self._family.encode(pixels, layout, self._passes)
-        except StoppedError:
-            return None
+        self._passes.begin(self._family.work(layout), progress)
+        return self._family.encode(pixels, layout, self._passes)
 
     def close(self) -> None:
         """Stop the threads; memory is released with the last reference. Idempotent."""

@@ -1,6 +1,5 @@
 """What a family of image encoders implements, and what it computes with."""
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from cpu_kernels.records import Ahead, Stage, Step
 from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.tuning import prefetch
 from gguf_io import ModelFile
+from gguf_io.interruption import checkpoint
 from gguf_io.pictures import Budget, Size
 from models.sizes.state import SlotSizes
 from models.steps import step_fields
@@ -26,12 +26,8 @@ Progress = Callable[[float], None]
 """Called with the part that is done, from 0 to 1."""
 
 
-class StoppedError(Exception):
-    """Encoding was asked to stop; never leaves the encoder."""
-
-
 class Passes:
-    """Runs parts of an encoder's program on up to `most` rows, and notices a request to stop between two of them.
+    """Runs parts of an encoder's program on up to `most` rows, and ends between two of them if the work is cancelled.
 
     step: the step record; its address fields for attention are the family's.
     """
@@ -45,13 +41,12 @@ class Passes:
             self.step[index] = array.ctypes.data
         self.step[Step.AHEAD : Step.AHEAD + len(Ahead)] = prefetch().distances
         self.step[Step.SCRATCH_STRIDE] = len(fields[Step.SCRATCH]) // team.threads // 64 * 64
-        self.stop: threading.Event | None = None
         self.progress: Progress | None = None
         self._done = self._total = 0.0
 
-    def begin(self, total: float, stop: threading.Event | None, progress: Progress | None) -> None:
+    def begin(self, total: float, progress: Progress | None) -> None:
         """Start a picture. total: the sum of the shares that its passes will have."""
-        self.stop, self.progress, self._done, self._total = stop, progress, 0.0, total
+        self.progress, self._done, self._total = progress, 0.0, total
 
     def field(self, index: Step) -> NDArray[np.generic]:
         """The array behind an address of the step record."""
@@ -60,10 +55,9 @@ class Passes:
     def run(self, part: Part, rows: int, share: float) -> None:
         """Run a part of the program on the first rows of its buffers. share: of the picture's work.
 
-        Raises StoppedError, before anything is computed.
+        Raises what gguf_io.interruption.checkpoint raises, before anything is computed.
         """
-        if self.stop is not None and self.stop.is_set():
-            raise StoppedError
+        checkpoint()
         # A single row would be packed once for each thread, which products of this program do not expect.
         rows = max(rows, 2)
         set_stage(self.step, Stage.ALL, rows, choose_width(rows))

@@ -5,7 +5,6 @@ import threading
 from gguf_io import ModelFile
 from gguf_io.errors import PictureError
 from gguf_io.image_rows import ImageRows, SeenPicture, grid_of, row_ids
-from gguf_io.interruption import checkpoint
 from gguf_io.pictures import Budget, Picture, Size
 from gguf_io.runner_info import LoadProgress
 from models.kv_layout import MAX_ROWS
@@ -43,8 +42,7 @@ class NativeProjector:
                 "image_max_tokens, or send a smaller one."
             )
         with self._lock:
-            encoded = self._encoder.encode(picture.pixels, layout, _Cancelled())
-        assert encoded is not None
+            encoded = self._encoder.encode(picture.pixels, layout)
         rows = iter(encoded)
         pieces = tuple(
             ImageRows(
@@ -74,11 +72,3 @@ class NativeProjector:
         """Free the encoder. Idempotent."""
         with self._lock:
             self._encoder.close()
-
-
-class _Cancelled(threading.Event):
-    """Raises when it is asked about cancelled work, in place of being set."""
-
-    def is_set(self) -> bool:
-        checkpoint()
-        return False

@@ -1,9 +1,8 @@
 """Image encoders: rows equal llama.cpp's, sizes follow the makers' rules, and no thread or file changes a result."""
 
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import gguf
@@ -12,6 +11,7 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.errors import LocalLLMError, ModelFileError, PictureError
+from gguf_io.interruption import CHECKPOINT
 from gguf_io.pictures import Budget
 from models.errors import UnsupportedModelError
 from models.vision.encoder import FAMILIES, ImageEncoder, header_layout, open_encoder, vision_needs
@@ -214,18 +214,24 @@ def test_any_size_is_encoded_the_same_on_any_number_of_threads(kind, paths, enco
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_encoding_reports_progress_and_stops_when_asked(kind, encoders) -> None:
+def test_encoding_reports_progress_and_ends_when_it_is_cancelled(kind, encoders) -> None:
     encoder, (width, height) = encoders[kind], (640, 500)
-    layout, seen, stop = encoder.layout(width, height), [], threading.Event()
-    whole = encoder.encode(picture(width, height), layout, stop, seen.append)
-    assert whole is not None and seen == sorted(seen) and seen[-1] == pytest.approx(1.0)
-
-    def stopping(done: float) -> None:
-        seen.append(done)
-        stop.set()
-
+    layout, seen = encoder.layout(width, height), []
+    whole = encoder.encode(picture(width, height), layout, seen.append)
+    assert seen == sorted(seen) and seen[-1] == pytest.approx(1.0)
+    passes = len(seen)
     del seen[:]
-    assert encoder.encode(picture(width, height), layout, stop, stopping) is None or seen == [1.0]
+
+    def check() -> None:
+        if seen:
+            raise InterruptedError
+
+    token = CHECKPOINT.set(check)
+    try:
+        with pytest.raises(InterruptedError) if passes > 1 else nullcontext():
+            encoder.encode(picture(width, height), layout, seen.append)
+    finally:
+        CHECKPOINT.reset(token)
     assert len(seen) == 1
     again = encoder.encode(picture(width, height), layout)
     for mine, others in zip(whole, again, strict=True):
