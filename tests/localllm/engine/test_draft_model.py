@@ -1,6 +1,7 @@
 """Drafts of a second model: good ones help; bad ones, missing ones and failures change nothing."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,17 @@ def test_answers_do_not_depend_on_the_guesses(draft: FakeRunner) -> None:
     wanted = [request(tuple(range(at, at + 20 + at)), temperature=at % 3) for at in range(1, 9)]
     plain = [(done.token_ids, done.text) for done in answers(None, *wanted)]
     assert [(done.token_ids, done.text) for done in answers(draft, *wanted)] == plain
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_marked_answers_do_not_depend_on_the_guesses(temperature: float) -> None:
+    unmarked = request(temperature=temperature, max_tokens=80)
+    marked = replace(unmarked, sampling=replace(unmarked.sampling, watermark_key="mine", watermark_delta=4.0))
+    (plain,), (other,) = answers(None, marked), answers(None, unmarked)
+    (guessed,) = answers(FakeRunner(pages=400, bias=poor), marked)
+    assert guessed.token_ids == plain.token_ids != other.token_ids
+    assert 0 < guessed.last.counts.accepted < guessed.last.counts.drafted
 
 
 @pytest.mark.usefixtures("eager")
