@@ -78,6 +78,7 @@ def _take(browser: Any, address: str, model: str) -> None:
     page.reload()
     page.click("#settings")
     page.click("#presets button:text-is('greedy')")
+    page.fill("#p-max_tokens", "300")  # a small model may not find an end
     page.click("#settings-form button:text-is('Save')")
     page.fill("#prompt", PROMPT)
     page.click("#send")
