@@ -353,6 +353,20 @@ CHAT = json.dumps(open_webui_chat()).encode()
         (archive({"conversations.json": "x" * 999})[:-30], "is not a complete ZIP archive"),
         (archive({"a.jsonl": b'{"type": "session"'}), r"a\.jsonl is not complete JSON"),
     ],
+    ids=[
+        "empty",
+        "half",
+        "lines",
+        "nested",
+        "digits",
+        "binary",
+        "list",
+        "models",
+        "circle",
+        "archive",
+        "half-archive",
+        "session",
+    ],
 )
 def test_files_that_are_no_exports(content: bytes, why: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=why):
