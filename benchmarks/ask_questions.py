@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from localllm.documents.embeddings import MeaningSearch
-from localllm.documents.index import DocumentIndex
-from localllm.documents.search import Ranking, rank
 from localllm.settings import Settings
 from localllm.text import table
+from localllm.wings.documents.embeddings import MeaningSearch
+from localllm.wings.documents.index import DocumentIndex
+from localllm.wings.documents.search import Ranking, rank
 
 FOLDERS = Path(__file__).with_name("ask")
 _MOST = 1000

@@ -33,8 +33,8 @@ import numpy as np
 from benchmarks.engine_tools import SETTLED_S
 from benchmarks.llama_peer import LlamaPeer
 from gguf_io import open_model
-from localllm.roofline.limits import LimitProbes, Limits
-from localllm.roofline.work import ModelWork, looks
+from localllm.speed.work import ModelWork, looks
+from localllm.wings.lab.roofline.limits import LimitProbes, Limits
 from models.config import read_config
 from models.kv_layout import bytes_of_tokens, stored_types
 from models.native_runner import NativeRunner

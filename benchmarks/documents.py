@@ -20,11 +20,11 @@ from pathlib import Path
 import platformdirs
 
 from cpu_kernels.kernel_cache import CACHE_VARIABLE
-from localllm.documents.embeddings import MeaningSearch
-from localllm.documents.index import DocumentIndex
-from localllm.documents.search import find_excerpts
 from localllm.settings import Settings
 from localllm.text import human_bytes, table
+from localllm.wings.documents.embeddings import MeaningSearch
+from localllm.wings.documents.index import DocumentIndex
+from localllm.wings.documents.search import find_excerpts
 from tests.pdf_files import pdf_of
 
 _COMMON = 4000

@@ -23,7 +23,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.speculation import LookupLength, ModelDraftLength
 from localllm.engine.stream import Completion
-from localllm.measure.simulate.fit import BorrowedRunner
+from localllm.wings.lab.simulate.fit import BorrowedRunner
 from models.native_runner import NativeRunner
 
 QUESTIONS = {

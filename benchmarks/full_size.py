@@ -17,7 +17,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from localllm.quality.quantize import quantize
+from localllm.wings.lab.quality.quantize import quantize
 from tests.gguf_files import add_keys
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, keys_of, random_values, rope_factors, shapes

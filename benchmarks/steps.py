@@ -37,8 +37,8 @@ from gguf_io import load_tokenizer, open_model
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.speculation import DraftLength
-from localllm.measure.simulate.costs import Curve, StepTimes
-from localllm.measure.simulate.runner import SimulatedRunner, VirtualClock
+from localllm.wings.lab.simulate.costs import Curve, StepTimes
+from localllm.wings.lab.simulate.runner import SimulatedRunner, VirtualClock
 
 STEP_MS = "STEPS_BENCHMARK_MS"  # tells the server's process how long a step takes
 PROMPT_ROW_S = 2e-6

@@ -24,7 +24,7 @@ from localllm.engine.request import GenerationRequest
 from localllm.engine.speculation import DraftLength, ModelDraftLength
 from localllm.engine.step_costs import ChunkSize
 from localllm.engine.stream import GenerationStream
-from localllm.roofline.limits import LimitProbes
+from localllm.wings.lab.roofline.limits import LimitProbes
 from models.native_runner import NativeRunner
 
 GUESSES = 4

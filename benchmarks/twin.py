@@ -35,17 +35,17 @@ from cpu_kernels.cores import usable_cores
 from gguf_io import open_model
 from localllm.engine.runner import Runner
 from localllm.engine.speculation import DraftLength
-from localllm.measure.latency import Outcome, Percentiles, Summary
-from localllm.measure.loadtest.protocols import Job
-from localllm.measure.loadtest.server import Server, Target
-from localllm.measure.loadtest.session import Plan, Session, Source
-from localllm.measure.loadtest.trial import Bounds, ClosedLoop, Load, OpenLoop
-from localllm.measure.simulate.costs import StepTimes, made_of
-from localllm.measure.simulate.fit import BorrowedRunner, measure
-from localllm.measure.simulate.runner import VirtualClock
-from localllm.measure.simulate.simulation import Setup, simulate
-from localllm.measure.workload.requests import Block, Lengths, Request, Shape, poisson
-from localllm.measure.workload.texts import words
+from localllm.wings.lab.latency import Outcome, Percentiles, Summary
+from localllm.wings.lab.loadtest.protocols import Job
+from localllm.wings.lab.loadtest.server import Server, Target
+from localllm.wings.lab.loadtest.session import Plan, Session, Source
+from localllm.wings.lab.loadtest.trial import Bounds, ClosedLoop, Load, OpenLoop
+from localllm.wings.lab.simulate.costs import StepTimes, made_of
+from localllm.wings.lab.simulate.fit import BorrowedRunner, measure
+from localllm.wings.lab.simulate.runner import VirtualClock
+from localllm.wings.lab.simulate.simulation import Setup, simulate
+from localllm.wings.lab.workload.requests import Block, Lengths, Request, Shape, poisson
+from localllm.wings.lab.workload.texts import words
 from models.native_runner import NativeRunner
 
 PATIENCE_S = 600.0

@@ -15,8 +15,8 @@ from localllm.engine.sampling import Sampler
 from localllm.front.pulling import obtain
 from localllm.placement.backends import open_runner
 from localllm.placement.loaded_model import LoadedModel, load_model
-from localllm.quality.watermark import CONTEXT, Detection, detect
 from localllm.settings import Settings
+from localllm.wings.lab.quality.watermark import CONTEXT, Detection, detect
 
 BEGINNINGS = (
     "Once upon a time",

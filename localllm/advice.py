@@ -20,9 +20,9 @@ from localllm.placement.companions import draft_file, projector_of
 from localllm.placement.llama import plan
 from localllm.placement.memory import context_limit, context_note, kv_bytes_in_file
 from localllm.placement.placement import Placement
-from localllm.roofline.expected import ExpectedSpeed, expected_speed
-from localllm.roofline.kept import kept_limits
 from localllm.settings import Settings
+from localllm.speed.expected import ExpectedSpeed, expected_speed
+from localllm.speed.kept import kept_limits
 from localllm.text import human_bytes
 
 # The longest context is rounded down to a multiple of this many tokens.

@@ -11,9 +11,9 @@ from localllm.library.names import plain
 from localllm.library.suggestions import Suggestion, ranked
 from localllm.placement.backends import loaded_projector
 from localllm.placement.memory import conversation_bytes
-from localllm.roofline.expected import expect_decode, expected_decode
-from localllm.roofline.kept import kept_limits
 from localllm.settings import Settings
+from localllm.speed.expected import expect_decode, expected_decode
+from localllm.speed.kept import kept_limits
 
 
 def described(models: Iterable[LibraryModel], settings: Settings) -> list[Listed]:

@@ -98,7 +98,7 @@ def check_memory() -> Check:
 
 def check_speed() -> Check:
     """The stored measurements of this machine by thread count. Measures nothing itself."""
-    from localllm.roofline.kept import all_kept
+    from localllm.speed.kept import all_kept
 
     found = [
         f"on {kept.threads} thread{'s' if kept.threads > 1 else ''} {kept.read / 1e9:.1f} GB/s, {kept.int8 / 1e9:,.0f} "

@@ -29,7 +29,7 @@ def _kernels() -> Path:
 
 
 def _speeds() -> Path:
-    from localllm.roofline.kept import kept_path  # as above
+    from localllm.speed.kept import kept_path  # as above
 
     return kept_path()
 

@@ -44,7 +44,12 @@ APPLICATION = (
         "localllm.placement.loaded_model",
         "models.native_runner",
     ),
-    *("localllm.library.create", "localllm.library.pull", "localllm.quality.quantize", "localllm.server.local_models"),
+    *(
+        "localllm.library.create",
+        "localllm.library.pull",
+        "localllm.wings.lab.quality.quantize",
+        "localllm.server.local_models",
+    ),
     *("localllm.server.app", "localllm.server.serve", "uvicorn.lifespan.on", "uvicorn.loops.auto"),
     *("uvicorn.protocols.http.auto", "anyio._backends._asyncio"),
 )

@@ -11,18 +11,18 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.system import NotRegularError, make_folder, read_file
+from localllm.actions.approvals import Approvals
+from localllm.actions.folder import Folder
 from localllm.chats.database import connect, in_memory
-from localllm.documents.walk import found_files
 from localllm.engine.file_digest import _read as digests
 from localllm.errors import LocalLLMError
 from localllm.files import read_text, walked
 from localllm.library.manifest import read_bounded
 from localllm.library.partial import read_note
 from localllm.settings import load_settings
-from localllm.tools.approvals import Approvals
-from localllm.tools.folder import Folder
-from localllm.tools.mcp_servers import read_servers
-from localllm.tools.reading import reading_tools
+from localllm.walk import found_files
+from localllm.wings.tools.mcp_servers import read_servers
+from localllm.wings.tools.reading import reading_tools
 from tests.forking import PROGRAM, Nursery
 from tui.attachments import _read as attached
 from tui.widgets.completion import size_of
@@ -90,9 +90,9 @@ def test_commands_do_not_wait_for_pipes(place: str, arguments: list[str], tmp_pa
 # Files of the product itself, of installed packages, of the system, and pipes that users name (`read_text`).
 OTHER_READERS = {
     "cpu_kernels/cores.py", "cpu_kernels/kernel.py", "cpu_kernels/kernel_cache.py", "cpu_kernels/limits.py",
-    "gguf_io/chat_template/defaults/__init__.py", "localllm/measure/energy.py", "localllm/files.py",
-    "localllm/front/prompt.py", "localllm/front/local_server.py", "localllm/packed.py", "localllm/quality/quantize.py",
-    "localllm/gpu_install.py",
+    "gguf_io/chat_template/defaults/__init__.py", "localllm/wings/lab/energy.py", "localllm/files.py",
+    "localllm/front/prompt.py", "localllm/front/local_server.py", "localllm/packed.py",
+    "localllm/wings/lab/quality/quantize.py", "localllm/gpu_install.py",
 }  # fmt: skip
 READING = re.compile(r"\.read_text\(|\.read_bytes\(\)|\.open\((?:\"r|encoding)|os\.walk\(")
 
@@ -108,7 +108,7 @@ def test_the_code_opens_files_in_one_place() -> None:
 
 
 # The journal's folders, and those of installed packages, have the modes of what is around them.
-OTHER_MAKERS = {"gguf_io/system.py", "localllm/tools/journal.py", "localllm/gpu_install.py"}
+OTHER_MAKERS = {"gguf_io/system.py", "localllm/wings/tools/journal.py", "localllm/gpu_install.py"}
 MAKING = re.compile(r"\.mkdir\(|makedirs\(|os\.mkdir\(")
 
 

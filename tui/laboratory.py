@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from textual.content import Content
 
 from localllm.engine.inspection import EngineSnapshot, StepRecord, Timeline
-from localllm.measure.laboratory import (
+from localllm.text import counted, human_bytes, human_seconds, human_speed
+from localllm.wings.lab.laboratory import (
     KV_TYPES,
     PREFILL_ROWS,
     Forecast,
@@ -21,7 +22,6 @@ from localllm.measure.laboratory import (
     forecast,
     points,
 )
-from localllm.text import counted, human_bytes, human_seconds, human_speed
 from tui.drawings import DECODE, DRAFTED, GIGA, PREFILL, Piece
 from tui.status import MUTED
 

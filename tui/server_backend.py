@@ -102,7 +102,7 @@ class ServerBackend:
         self._inspector.shutdown(wait=False, cancel_futures=True)
 
     def _snapshot(self, model: str) -> "EngineSnapshot":
-        from localllm.measure.inspection_data import snapshot_of
+        from localllm.engine.inspection_data import snapshot_of
 
         return self._ask_engine(model, lambda told: snapshot_of(told["snapshot"]))
 

@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from localllm.actions.action import MAX_ROUNDS, Action, MalformedCallError, Toolbox, ToolError, failure
+from localllm.actions.approvals import Approvals, Decision, approvals_path
+from localllm.actions.folder import Files, Folder, RunCommand
 from localllm.answer.tool_calls import ToolCall
 from localllm.background import in_thread
 from localllm.chats import Message
 from localllm.chats.conversation import Conversation
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from localllm.tools.action import MAX_ROUNDS, Action, MalformedCallError, Toolbox, ToolError, failure
-from localllm.tools.approvals import Approvals, Decision, approvals_path
-from localllm.tools.builtin import FolderTools
-from localllm.tools.folder import Files, Folder, RunCommand
+from localllm.wings.tools.builtin import FolderTools
 
 REFUSED = "The user refused this call."
 STOPPED = "The user stopped before this call."

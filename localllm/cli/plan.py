@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gpu_offload.devices import Device
     from localllm.advice import Advice
     from localllm.library.preview import Preview
-    from localllm.measure.explain import Explanation
     from localllm.placement.placement import Placement
     from localllm.settings import Settings
+    from localllm.wings.lab.explain import Explanation
 
 COMPARED_TOKENS = 4096  # context with which every quantisation is planned
 HEADINGS = ("", "QUANTISATION", "DOWNLOAD", "NEEDED", "FITS", "LONGEST CONTEXT", "DECODE", "PREFILL")
@@ -158,9 +158,9 @@ def _one(
 
 def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagined: "list[Device]") -> "Explanation":
     """The formulas for the device that holds most of the weights. Raises UnsupportedModelError."""
-    from localllm.measure.explain import Explanation, machine_here, machine_named
-    from localllm.roofline.kept import kept_limits
-    from localllm.roofline.work import work_in_header
+    from localllm.speed.kept import kept_limits
+    from localllm.speed.work import work_in_header
+    from localllm.wings.lab.explain import Explanation, machine_here, machine_named
 
     placed, options = found.placement, found.placement.options
     use = max(placed.uses, key=lambda each: each.weights)

@@ -140,7 +140,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     with terminal.StatusLine() as status, contextlib.ExitStack() as stack:
         allowed = None
         if tools:
-            from localllm.cli.tools import answer_with_tools, opened_tools
+            from localllm.wings.tools.run import answer_with_tools, opened_tools
 
             allowed = stack.enter_context(opened_tools(tools))
             request = replace(request, tools=allowed.toolbox.offered())

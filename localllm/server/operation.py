@@ -15,11 +15,11 @@ from starlette.responses import HTMLResponse, JSONResponse
 
 from localllm.answer.request import AnswerRequest
 from localllm.engine.disk_cache import stored_trunks
-from localllm.measure.inspection_data import snapshot_data
-from localllm.measure.laboratory import costs_of
-from localllm.roofline.expected import expected_prompt_s
+from localllm.engine.inspection_data import snapshot_data
 from localllm.server.errors import ApiError
 from localllm.server.service import ServiceDep
+from localllm.speed.expected import expected_prompt_s
+from localllm.wings.lab.laboratory import costs_of
 
 router = APIRouter(tags=["Operation"])
 

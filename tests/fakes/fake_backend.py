@@ -12,7 +12,7 @@ from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import LocalLLMError
 from localllm.library.modelfile import Modelfile
-from localllm.measure.laboratory import ModelCosts
+from localllm.wings.lab.laboratory import ModelCosts
 from tui.backend import ModelChoice, ModelInfo
 from tui.laboratory import Laboratory
 

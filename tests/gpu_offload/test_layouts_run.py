@@ -20,8 +20,8 @@ from localllm.cli.main import main
 from localllm.engine.runner import Runner
 from localllm.placement.backends import open_runner
 from localllm.placement.llama import Request, plan
-from localllm.quality.quantize import quantize
 from localllm.settings import Settings
+from localllm.wings.lab.quality.quantize import quantize
 from models.native_runner import NativeRunner
 from tests.layout_files import LAYOUTS, Layout, write_layout
 from tests.oracle import llama_oracle

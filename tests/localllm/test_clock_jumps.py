@@ -9,13 +9,13 @@ import pytest
 
 from gguf_io.model_file import FileState
 from localllm import files
-from localllm.documents.index import DocumentIndex
 from localllm.engine.file_digest import FileDigest
 from localllm.files import STALE_S, stale, unsettled_s
-from localllm.measure.served import read_metrics
 from localllm.server.catalog import _moment
 from localllm.server.metrics import Metrics
-from localllm.tools.journal import Journal
+from localllm.wings.documents.index import DocumentIndex
+from localllm.wings.lab.served import read_metrics
+from localllm.wings.tools.journal import Journal
 from tests.waiting import PATIENCE_S
 
 HOUR_NS = 3600 * 10**9

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from localllm.agents.recording import Recording
+from localllm.actions.approvals import Approvals
 from localllm.chats.saved import folder_of, read_persona, read_prompt
 from localllm.errors import RequestError, SettingsError
 from localllm.files import decoded, file_problem, listed, read_text
 from localllm.front.prompt import read_format
-from localllm.measure.simulate.machines import from_bench
-from localllm.measure.workload.texts import read_prompts
 from localllm.server.keys import read_keys
 from localllm.settings import Settings, load_settings
-from localllm.tools.approvals import Approvals
-from localllm.tools.mcp_servers import read_servers
+from localllm.wings.agents.recording import Recording
+from localllm.wings.lab.simulate.machines import from_bench
+from localllm.wings.lab.workload.texts import read_prompts
+from localllm.wings.tools.mcp_servers import read_servers
 from tests.closed_folders import closed
 from tui.attachments import find_attachments
 from tui.start import load_keys

@@ -9,7 +9,7 @@ import numpy as np
 from tests.models.synthetic import Synthetic, shapes, write
 
 TRAINED = Path(__file__).parent / "builtin" / "draft-head-Q8_0.gguf"
-"""The built-in model's head, written by models.builtin.training.draft_head."""
+"""The built-in model's head, written by benchmarks.training.draft_head."""
 TARGET = Synthetic("llama", layers=4)
 _READ = [1, 2, 3]
 _JOINED = {f"attn_{part}.weight": f"{rows}, 512" for part, rows in (("q", "queries"), ("k", "keys"), ("v", "keys"))}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.localllm.importing.tiny_models import TOKENS
+from tests.localllm.wings.importing.tiny_models import TOKENS
 from tests.models.transformers_models import TWINS, Twin, weights
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gguf_io import load_tokenizer, open_model
-from localllm.quality.perplexity import perplexity, split_chunks
+from localllm.wings.lab.quality.perplexity import perplexity, split_chunks
 from models.errors import UnsupportedModelError
 from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS

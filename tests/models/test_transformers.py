@@ -9,7 +9,7 @@ import pytest
 from gguf_io import open_model
 from models.native_runner import NativeRunner
 from models.text_encoder import TextEncoder
-from tests.localllm.importing.tiny_models import TOKENS
+from tests.localllm.wings.importing.tiny_models import TOKENS
 from tests.models.transformers_models import TWINS, write_twin
 
 GOLDENS = json.loads((Path(__file__).parent / "transformers_goldens.json").read_text())

@@ -1,7 +1,7 @@
 """Tiny models that transformers supports too: their configurations, and GGUF files with the same weights.
 
 Used by the tests and by make_transformers_goldens.py, which runs in another environment. The names of tensors and keys
-are written out here; files that localllm imports are tested in tests/localllm/importing.
+are written out here; files that localllm imports are tested in tests/localllm/wings/importing.
 """
 
 import re
@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 
 from tests.gguf_files import add_keys, finish
-from tests.localllm.importing.tiny_models import USUAL, VOCABULARY, values_of
+from tests.localllm.wings.importing.tiny_models import USUAL, VOCABULARY, values_of
 
 Shapes = Mapping[str, list[int]]
 _ATTENTION = {f"self_attn.{letter}_proj": f"attn_{letter}" for letter in "qkv"} | {"self_attn.o_proj": "attn_output"}

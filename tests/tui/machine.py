@@ -10,10 +10,10 @@ from textual.pilot import Pilot
 from localllm.answer.event import Logprob, PartKind
 from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, Span, StepRecord, Timeline
 from localllm.library.suggestions import ranked
-from localllm.measure.laboratory import ModelCosts, Part
-from localllm.measure.simulate.shape import llama_3_8b
-from localllm.roofline.expected import expected_decode
-from localllm.roofline.kept import KeptLimits
+from localllm.speed.expected import expected_decode
+from localllm.speed.kept import KeptLimits
+from localllm.wings.lab.laboratory import ModelCosts, Part
+from localllm.wings.lab.simulate.shape import llama_3_8b
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tui.app import ChatApp
 from tui.backend import ModelChoice

@@ -18,15 +18,15 @@ import pytest
 from acp import schema, text_block
 
 from gguf_io.runner_info import LoadProgress
+from localllm.actions.action import Action, Tool
+from localllm.actions.approvals import approvals_path
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Role, SessionStore
 from localllm.chats.parameters import Parameters
 from localllm.engine.request import FinishReason
 from localllm.settings import journal_path
-from localllm.tools.action import Action, Tool
-from localllm.tools.approvals import approvals_path
-from localllm.tools.journal import Journal
+from localllm.wings.tools.journal import Journal
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.fakes.scripted_model import call, write_scripted_model
 from tui.acp.agent import LocalAgent
@@ -540,8 +540,8 @@ def test_mcp_servers_of_the_client_join_those_of_the_file(
         def close(self) -> None:
             given.append("closed")
 
-    monkeypatch.setattr("localllm.tools.builtin.McpServers", Servers)
-    monkeypatch.setattr("localllm.tools.builtin.read_servers", lambda _: {"own": {"command": "own"}})
+    monkeypatch.setattr("localllm.wings.tools.builtin.McpServers", Servers)
+    monkeypatch.setattr("localllm.wings.tools.builtin.read_servers", lambda _: {"own": {"command": "own"}})
     servers = [
         schema.McpServerStdio(
             name="clock", command="/bin/clock", args=["-u"], env=[schema.EnvVariable(name="TZ", value="UTC")]

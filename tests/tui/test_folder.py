@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from localllm.chats import SessionStore
-from localllm.documents.search import DOUBT
 from localllm.quoting.excerpt import INSTRUCTION
+from localllm.wings.documents.search import DOUBT
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp

@@ -13,9 +13,9 @@ from textual.widgets import Static
 
 from localllm.answer.event import AnswerEvent, Logprob
 from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
+from localllm.engine.inspection_data import snapshot_data, snapshot_of
 from localllm.engine.request import Counts, Timings
-from localllm.measure.inspection_data import snapshot_data, snapshot_of
-from localllm.measure.laboratory import ModelCosts, Reached, Setting, forecast, points
+from localllm.wings.lab.laboratory import ModelCosts, Reached, Setting, forecast, points
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp

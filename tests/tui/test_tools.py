@@ -12,13 +12,13 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Collapsible, Input, OptionList, Static
 
+from localllm.actions.action import Action, Tool
+from localllm.actions.approvals import approvals_path
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Role, SessionStore
 from localllm.settings import journal_path
-from localllm.tools.action import Action, Tool
-from localllm.tools.approvals import approvals_path
-from localllm.tools.journal import Journal
+from localllm.wings.tools.journal import Journal
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import answered, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
@@ -421,7 +421,7 @@ def test_nothing_of_a_tool_reaches_the_terminal_raw(
     play: Callable[[FakeBackend, Flow], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names, arguments, results, errors and problems, in the approval dialog, the list of tools and the messages."""
-    monkeypatch.setattr("localllm.tools.builtin.McpServers", HostileServers)
+    monkeypatch.setattr("localllm.wings.tools.builtin.McpServers", HostileServers)
     seen = []
 
     def look(pilot: Pilot[None], *expected: str) -> None:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from localllm.tools.action import ToolError
+from localllm.actions.action import ToolError
 
 POLL_S = 0.05
 

@@ -19,11 +19,11 @@ from acp import (
     update_user_message_text,
 )
 
+from localllm.actions.action import Action
+from localllm.actions.folder import Folder
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Attachment, Message, Role
 from localllm.errors import RequestError
-from localllm.tools.action import Action
-from localllm.tools.folder import Folder
 from tui.attachments import attached, picture, text_file
 from tui.backend import Backend
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from acp import Client, schema
 from acp import RequestError as ClientError
 
-from localllm.tools.action import ToolError
-from localllm.tools.folder import Files, read_bytes
+from localllm.actions.action import ToolError
+from localllm.actions.folder import Files, read_bytes
 from tui.acp.asking import Asking
 
 

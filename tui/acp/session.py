@@ -11,6 +11,8 @@ from typing import Any
 from acp import Client, schema, update_agent_message_text, update_agent_thought_text
 from acp import RequestError as ClientError
 
+from localllm.actions.action import MAX_ROUNDS, Action, ToolError
+from localllm.actions.approvals import Decision, rule_for
 from localllm.answer.event import AnswerEvent, AnswerStream, PartKind, merged
 from localllm.answer.tool_calls import ToolCall
 from localllm.background import in_thread
@@ -20,8 +22,6 @@ from localllm.chats.ending import note_end
 from localllm.chats.tool_loop import ToolLoop
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from localllm.tools.action import MAX_ROUNDS, Action, ToolError
-from localllm.tools.approvals import Decision, rule_for
 from tui.acp.content import Blocks, call_id, end_of, preview_of, read_prompt, replayed, start_of, title
 from tui.acp.files import EditorFiles
 from tui.acp.models import Models

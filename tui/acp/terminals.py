@@ -9,8 +9,8 @@ from acp import Client
 from acp import RequestError as ClientError
 
 from gguf_io.system import SHELL
-from localllm.tools.action import MAX_RESULT_CHARS, ToolError
-from localllm.tools.folder import LIMIT_S, Folder
+from localllm.actions.action import MAX_RESULT_CHARS, ToolError
+from localllm.actions.folder import LIMIT_S, Folder
 from tui.acp.asking import Asking
 
 

@@ -13,9 +13,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from localllm.actions.action import Action
+from localllm.actions.approvals import Decision, question_of, rule_for
 from localllm.text import counted, harmless
-from localllm.tools.action import Action
-from localllm.tools.approvals import Decision, question_of, rule_for
 from tui.status import MUTED
 from tui.widgets.frame import KeyBar, preview
 

@@ -14,7 +14,7 @@ from tui.screens.chat_view import ChatView
 from tui.widgets.frame import Row
 
 if TYPE_CHECKING:
-    from localllm.documents.folder import OpenFolder
+    from localllm.wings.documents.folder import OpenFolder
 
 EMBED_S = 30.0  # embedding time when a folder is opened; remaining chunks are found by keyword only
 ASSUMED_CONTEXT = 8192  # tokens, for a server that does not report its context
@@ -68,8 +68,8 @@ class ChatFolder:
             self._lock.release()
 
     def _open(self, folder: str) -> "OpenFolder":
-        from localllm.documents.folder import OpenFolder
         from localllm.settings import load_settings
+        from localllm.wings.documents.folder import OpenFolder
 
         with self._lock:
             if self._opened is None or self._opened.index.folder != Path(folder):

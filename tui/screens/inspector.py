@@ -16,8 +16,8 @@ from textual.widgets import Static, TabbedContent, TabPane
 
 from localllm.background import in_thread
 from localllm.engine.inspection import EngineSnapshot
+from localllm.engine.inspection_data import snapshot_data
 from localllm.errors import LocalLLMError
-from localllm.measure.inspection_data import snapshot_data
 from tui import drawings
 from tui.backend import Backend
 from tui.laboratory import NO_COSTS, Laboratory, last_request, timeline, wrapped

@@ -5,13 +5,13 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from localllm.actions.action import MAX_ROUNDS, Action
+from localllm.actions.approvals import Decision
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Message
 from localllm.chats.tool_loop import ToolLoop, refusal
 from localllm.errors import LocalLLMError
 from localllm.text import shortened
-from localllm.tools.action import MAX_ROUNDS, Action
-from localllm.tools.approvals import Decision
 from tui.screens.approval import ApprovalScreen
 from tui.screens.chat_view import ChatView
 from tui.widgets.frame import Note

@@ -162,7 +162,7 @@ def matching_paths(beginning: str, limit: int) -> list[str]:
 
 def list_files() -> list[str]:
     """Paths of the first MOST_LISTED files below the current folder that may contain text."""
-    from localllm.documents.walk import found_files
+    from localllm.walk import found_files
 
     return [file.name for file in islice(found_files(Path()), MOST_LISTED)]
 

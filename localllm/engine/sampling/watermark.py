@@ -1,7 +1,7 @@
 """A watermark in generated text: after each token, a share of the vocabulary is green and gets higher logits.
 
 Kirchenbauer et al., A Watermark for Large Language Models (arXiv:2301.10226). A key and the token before decide which
-tokens are green, so whoever has the key can count green tokens in a text (localllm.quality.watermark).
+tokens are green, so whoever has the key can count green tokens in a text (localllm.wings.lab.quality.watermark).
 """
 
 from functools import lru_cache

@@ -19,6 +19,8 @@ from typing import Any, Self, TypeVar
 
 from anyio import to_thread
 
+from localllm.actions.action import Action
+from localllm.actions.approvals import Decision, question_of, rule_for
 from localllm.answer.event import AnswerEvent, AnswerStream
 from localllm.answer.tool_calls import ToolCall
 from localllm.background import in_thread
@@ -40,8 +42,6 @@ from localllm.server.streams import defect
 from localllm.server.wire import prompt_progress
 from localllm.settings import Settings
 from localllm.text import harmless
-from localllm.tools.action import Action
-from localllm.tools.approvals import Decision, question_of, rule_for
 
 log = logging.getLogger(__name__)
 

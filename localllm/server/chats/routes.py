@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from cpu_kernels.limits import available_memory
 from gguf_io import pictures
+from localllm.actions.approvals import Decision, rule_for
 from localllm.chats import Attachment, Message, Role, SessionStore, SessionSummary
 from localllm.chats.conversation import Conversation
 from localllm.chats.exporting import export, file_name
@@ -54,7 +55,6 @@ from localllm.server.streams import streamed
 from localllm.server.wire import NDJSON, ndjson
 from localllm.settings import sessions_path
 from localllm.text import harmless
-from localllm.tools.approvals import Decision, rule_for
 
 MAX_TEXT_CHARS = 2 * 2**20  # of an attached file
 MAX_LISTED = 1000

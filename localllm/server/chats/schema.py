@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from localllm.actions.approvals import Decision
 from localllm.chats.parameters import NAMES
 from localllm.server.bodies import Body
 from localllm.server.limits import MAX_BODY_BYTES, MAX_FILES, MAX_INT, MAX_NAME_CHARS
-from localllm.tools.approvals import Decision
 
 MAX_REASON_CHARS = 4000
 

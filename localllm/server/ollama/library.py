@@ -31,7 +31,6 @@ from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.places import own_store
 from localllm.library.pull import SPARE_BYTES, PullProgress, PullStatus, pull
 from localllm.library.push import push
-from localllm.quality.quantize import TYPES, quantized_model
 from localllm.server import errors
 from localllm.server.catalog import facts_of, parse_name
 from localllm.server.errors import ApiError
@@ -42,6 +41,7 @@ from localllm.server.ollama.wire import error_line
 from localllm.server.service import Service, ServiceDep
 from localllm.server.streams import streamed
 from localllm.server.wire import NDJSON, ndjson
+from localllm.wings.lab.quality.quantize import TYPES, quantized_model
 
 router = APIRouter(route_class=ProtocolRoute, tags=["Ollama"])
 

@@ -14,7 +14,7 @@ from tests.waiting import eventually
 # The command, which reports when it has begun to measure.
 ANNOUNCED = """
 from localllm.cli.main import main
-from localllm.roofline.speeds import SpeedTest
+from localllm.wings.lab.roofline.speeds import SpeedTest
 measure = SpeedTest.round
 SpeedTest.round = lambda *given, **named: (print("measuring", flush=True), measure(*given, **named))
 main()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli import cost as command
 from localllm.cli.main import main
-from localllm.measure import energy
-from tests.localllm.measure.test_cost import METRICS, zone
+from localllm.wings.lab import energy
+from localllm.wings.lab.commands import cost as command
+from tests.localllm.wings.lab.test_cost import METRICS, zone
 
 Call = Callable[..., tuple[object, str, str]]
 

@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from gguf_io import open_model
-from localllm.agents.editors import EDITORS
-from localllm.agents.programs import NO_KEY, PROGRAMS, Endpoint
-from localllm.agents.recording import Recording, record, tokens_of
-from localllm.cli.launch import counted_tokens, counts_path
 from localllm.errors import RequestError
-from localllm.roofline.work import attention_operations, looks
+from localllm.speed.work import attention_operations, looks
+from localllm.wings.agents.editors import EDITORS
+from localllm.wings.agents.launch import counted_tokens, counts_path
+from localllm.wings.agents.programs import NO_KEY, PROGRAMS, Endpoint
+from localllm.wings.agents.recording import Recording, record, tokens_of
 from models.config import read_config
 from tests.fakes.ports import free_port
 from tests.fakes.scripted_model import call, write_scripted_model
@@ -220,7 +220,7 @@ def test_codex_gets_settings_that_are_toml() -> None:
 
 
 def test_a_program_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.agents.recording.END_S", 0.1)
+    monkeypatch.setattr("localllm.wings.agents.recording.END_S", 0.1)
     code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -9,13 +9,13 @@ import pytest
 
 from gguf_io import open_model
 from localllm.placement.memory import RESERVE_BYTES
-from localllm.roofline.expected import main_type
-from localllm.roofline.report import Measure, Report, ThreadReport, keep
-from localllm.roofline.work import work_in_header
+from localllm.speed.expected import main_type
+from localllm.speed.work import work_in_header
+from localllm.wings.lab.roofline.report import Measure, Report, ThreadReport, keep
 from models.kv_layout import MAX_ROWS
 from tests.localllm.library.conftest import command, home, server
 from tests.localllm.library.model_server import ModelServer
-from tests.localllm.roofline.test_expected import LIMITS
+from tests.localllm.wings.lab.roofline.test_expected import LIMITS
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
@@ -101,7 +101,7 @@ def test_the_speed_to_expect_is_what_a_bench_found(
     keep(report, "measured", weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCALLLM_THREADS", "1")
-        patch.setattr("localllm.roofline.expected.LEAST_READ", 0)
+        patch.setattr("localllm.speed.expected.LEAST_READ", 0)
         code, out = shown("plan", f"{NAME}:Q8_0", *NATIVE)
         assert code == 0
         found = json.loads(out)["expected"]

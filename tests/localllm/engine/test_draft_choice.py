@@ -12,8 +12,8 @@ from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.speculation import LookupLength, ModelDraftLength
 from localllm.engine.step_costs import StepCosts
 from localllm.engine.stream import Completion
-from localllm.measure.simulate.costs import Curve, StepTimes
-from localllm.measure.simulate.runner import SimulatedRunner, SimulatedVocabulary, VirtualClock, next_token
+from localllm.wings.lab.simulate.costs import Curve, StepTimes
+from localllm.wings.lab.simulate.runner import SimulatedRunner, SimulatedVocabulary, VirtualClock, next_token
 
 NOTHING = Curve(((1.0, 0.0),))
 

@@ -10,7 +10,7 @@ from localllm.engine import scheduler
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, TokenLogprob
 from localllm.errors import ContextOverflowError, RequestError
-from localllm.quality.perplexity import log_probabilities
+from localllm.wings.lab.quality.perplexity import log_probabilities
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.localllm.engine.real_runners import KINDS, TOLERANCE, WatchedRunner, open_real

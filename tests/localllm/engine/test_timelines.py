@@ -4,8 +4,8 @@ from localllm.engine.engine import Engine
 from localllm.engine.inspection import KEPT_SPANS, Span, Timeline
 from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.step_costs import ChunkSize
-from localllm.measure.simulate.costs import Curve, StepTimes
-from localllm.measure.simulate.runner import SimulatedRunner, SimulatedVocabulary, VirtualClock
+from localllm.wings.lab.simulate.costs import Curve, StepTimes
+from localllm.wings.lab.simulate.runner import SimulatedRunner, SimulatedVocabulary, VirtualClock
 
 # A step takes a second, whatever its rows.
 TIMES = StepTimes(Curve(((1, 1.0),)), Curve(((1, 0.0),)))

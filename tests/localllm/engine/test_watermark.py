@@ -18,10 +18,10 @@ from localllm.engine.sampling.watermark import green
 from localllm.errors import RequestError, SettingsError
 from localllm.library.lookup import built_in_model
 from localllm.placement.loaded_model import LoadedModel, load_model
-from localllm.quality.watermark import detect, significance
 from localllm.remote.ollama import OllamaModel, OllamaServer
 from localllm.remote.openai import OpenAIServer
 from localllm.settings import Settings, load_settings, setting_sources
+from localllm.wings.lab.quality.watermark import detect, significance
 from tests.localllm.engine.distribution import distribution
 
 KEY = "sesame street"

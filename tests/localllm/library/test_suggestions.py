@@ -8,12 +8,12 @@ import pytest
 
 from localllm.doctor import check_speed
 from localllm.library.suggestions import SUGGESTIONS, ranked
-from localllm.roofline.kept import all_kept, kept_path
-from localllm.roofline.report import Report, ThreadReport
 from localllm.settings import Settings
+from localllm.speed.kept import all_kept, kept_path
+from localllm.wings.lab.roofline.report import Report, ThreadReport
 from models.registry import ARCHITECTURES
 from tests.localllm.library.conftest import write_file
-from tests.localllm.roofline.test_expected import LIMITS, keep
+from tests.localllm.wings.lab.roofline.test_expected import LIMITS, keep
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 from tui.choices import model_choices
@@ -64,7 +64,7 @@ def test_list_and_doctor_tell_what_is_kept(
     home: Path, command: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOCALLLM_THREADS", "1")
-    monkeypatch.setattr("localllm.roofline.expected.LEAST_READ", 0)
+    monkeypatch.setattr("localllm.speed.expected.LEAST_READ", 0)
     write_file(
         home / ".lmstudio/models/user/Small-GGUF/Small-F16.gguf", write(MODELS["qwen3"], home / "s.gguf").read_bytes()
     )

@@ -10,10 +10,10 @@ from localllm.answer.event import Answer
 from localllm.answer.request import AnswerRequest
 from localllm.engine.inspection import EngineSnapshot, Timeline
 from localllm.engine.request import ContextPolicy
-from localllm.measure.laboratory import Reached
 from localllm.remote.connection import Endpoint, RemoteError
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.openai import OpenAIServer
+from localllm.wings.lab.laboratory import Reached
 from tests.fakes.openai_server import openai_server
 from tests.localllm.server.conftest import MODEL, OTHER, Server
 from tests.localllm.server.test_infill import PICTURE

@@ -5,11 +5,11 @@ import re
 import pytest
 import typer.main
 
+from benchmarks.training.corpus import TITLE_PROMPT
+from benchmarks.training.tables import table
 from localllm.chats import conversation
 from localllm.cli import main as command_line
 from localllm.settings import Settings
-from models.builtin.training.corpus import TITLE_PROMPT
-from models.builtin.training.tables import table
 from tui.commands.table import COMMANDS, find_command
 from tui.main import COMMANDS as CHAT_COMMANDS
 

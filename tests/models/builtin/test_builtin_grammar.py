@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from models.builtin.training.characters import any_hero
-from models.builtin.training.corpus import conversation, render, texts
-from models.builtin.training.grammar import filled, phrase, with_article
-from models.builtin.training.story import MOODS, Story, Wanted
-from models.builtin.training.talk import question, retell
+from benchmarks.training.characters import any_hero
+from benchmarks.training.corpus import conversation, render, texts
+from benchmarks.training.grammar import filled, phrase, with_article
+from benchmarks.training.story import MOODS, Story, Wanted
+from benchmarks.training.talk import question, retell
 
 SEEDS = range(40)
 

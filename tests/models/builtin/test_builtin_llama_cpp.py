@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from benchmarks.training.corpus import texts
 from gguf_io import load_tokenizer, open_model
 from models.builtin import path
-from models.builtin.training.corpus import texts
 from models.native_runner import NativeRunner
 from tests.oracle import llama_oracle
 

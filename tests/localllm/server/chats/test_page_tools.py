@@ -10,7 +10,7 @@ import pytest
 
 from localllm.cli.serve import checked_options
 from localllm.errors import RequestError
-from localllm.tools.journal import Journal
+from localllm.wings.tools.journal import Journal
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.chats.test_chats import BRIEF, Client, events
 from tests.waiting import eventually

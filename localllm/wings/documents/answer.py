@@ -1,0 +1,77 @@
+"""Questions and answers about documents, independent of the front end."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import PurePath
+from typing import Any
+
+from localllm.answer.request import Message
+from localllm.quoting.excerpt import INSTRUCTION, Excerpt, question_with
+from localllm.quoting.quotations import QuotationChecker
+from localllm.text import counted
+from localllm.wings.documents.index import Report
+
+_SHOWN_PLACES = 12
+
+
+def messages_for(excerpts: Sequence[Excerpt], question: str) -> list[Message]:
+    """The conversation for a model: the constant part comes first, so that its keys and values are computed once."""
+    return [
+        {"role": "system", "content": INSTRUCTION},
+        {"role": "user", "content": question_with(excerpts, question)},
+    ]
+
+
+def verdict(checker: QuotationChecker, excerpts: Sequence[Excerpt]) -> str:
+    """The result of checking an answer, in words."""
+    quotations = checker.quotations
+    if not quotations:
+        given = _listed([excerpt.label for excerpt in excerpts])
+        return f"The answer quotes nothing, so nothing in it was checked. It was given {given}."
+    found = sum(each.place is not None for each in quotations)
+    what = counted(len(quotations), "quotation")
+    if found == len(quotations):
+        return f"{what}, found word for word: {_listed(checker.places)}."
+    rest = f": {_listed(checker.places)}" if found else ""
+    return f"{what}, of which {len(quotations) - found} not found word for word and {found} found{rest}."
+
+
+def problems_in_words(report: Report) -> str:
+    """Why files are missing from the index, or incomplete: each reason once, with an example file; "" if none are."""
+    if not report.problems and not report.too_many:
+        return ""
+    counts = Counter(report.problems.values())
+    examples = {problem: name for name, problem in reversed(report.problems.items())}
+    reasons = [
+        f"{examples[problem]}{f' and {count - 1} more' if count > 1 else ''}: {problem}"
+        for problem, count in counts.most_common(5)
+    ]
+    if len(counts) > len(reasons):
+        reasons.append(f"{sum(counts.values()) - sum(count for _, count in counts.most_common(5))} files for others")
+    if report.too_many:
+        reasons.insert(0, f"the folder has more files than are indexed: name a smaller one ({report.files} were taken)")
+    return "Not indexed, or not whole: " + "; ".join(reasons) + "."
+
+
+def as_json(checker: QuotationChecker, excerpts: Sequence[Excerpt], report: Report) -> Mapping[str, Any]:
+    """Excerpts, quotations and the index for programs."""
+    return {
+        "quotations": [asdict(each) for each in checker.quotations],
+        "excerpts": [
+            {"file": each.name, "page": each.page or None, "first_line": each.line, "last_line": each.last_line}
+            for each in excerpts
+        ],
+        "index": {key: value for key, value in asdict(report).items() if key != "too_many"},
+    }
+
+
+def _listed(places: Sequence[str]) -> str:
+    more = len(places) - _SHOWN_PLACES
+    return ", ".join(places[:_SHOWN_PLACES]) + (f" and {more} more" if more > 0 else "")
+
+
+def file_count(excerpts: Sequence[Excerpt]) -> str:
+    """The number of excerpts and of their files, in words."""
+    files = len({PurePath(each.name) for each in excerpts})
+    return f"{counted(len(excerpts), 'excerpt')} of {counted(files, 'file')}"

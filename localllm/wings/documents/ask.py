@@ -1,0 +1,224 @@
+"""localllm ask: answers a question from the documents of a folder."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.errors import RequestError
+from localllm.front.answering import begin_answer
+from localllm.front.options import COMPUTING, AsJson, Remote, model_names, setting_flags, with_flags
+from localllm.front.pulling import obtain
+from localllm.front.terminal import ExitCode, StatusLine, answer, note
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from localllm.answer.event import AnswerEvent
+    from localllm.front.answering import RunningAnswer
+    from localllm.quoting.excerpt import Excerpt
+    from localllm.quoting.quotations import QuotationChecker
+    from localllm.settings import Settings
+    from localllm.wings.documents.index import DocumentIndex, Report
+    from localllm.wings.documents.search import Found
+
+EMBED_S = 30.0  # embedding time before an answer; --index has no limit
+LEAST_ROOM = 256  # minimum token budget for excerpts
+ASSUMED_CONTEXT = 8192
+
+
+@with_flags(COMPUTING, ("ctx", "threads", "backend", "gpu_layers"), after="temperature")
+def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
+    given: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="Folder with the documents.", show_default=False)],
+    prompt: Annotated[str | None, typer.Argument(metavar="QUESTION", help="The question.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help="Model to use (the one last used in the chat).",
+            autocompletion=model_names,
+        ),
+    ] = None,
+    index_only: Annotated[bool, typer.Option("--index", help="Only index the folder, including embeddings.")] = False,
+    embeddings: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Embedding model, or none for word search only (one on this machine)."),
+    ] = None,
+    excerpts: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="Excerpts to use (8).", show_default=False)
+    ] = 8,
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Stop after N tokens.")] = None,
+    temperature: Annotated[
+        float, typer.Option(metavar="X", help="Sampling temperature; 0 quotes most faithfully (0).", show_default=False)
+    ] = 0.0,
+    remote: Remote = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a question from a folder's documents. Every quotation comes with file and line.
+
+    Reads Markdown, text, code and HTML; PDF and DOCX with the extra `documents`. Only changed files are indexed again;
+    the index is stored in localllm's data folder. Quotations are checked word for word before they are shown; those
+    that are not found are marked.
+    """
+    from localllm.answer.request import AnswerRequest
+    from localllm.front.models import usual_model
+    from localllm.front.printing import end_fields, end_if_failed
+    from localllm.settings import load_settings
+    from localllm.wings.documents.answer import messages_for
+    from localllm.wings.documents.index import DocumentIndex
+    from localllm.wings.documents.search import DOUBT
+
+    if prompt is None and not index_only:
+        raise RequestError('No question. Try: localllm ask FOLDER "QUESTION". --index alone only indexes.')
+    flags = setting_flags(given)
+    settings = load_settings(flags)
+    question = "" if index_only else prompt or ""
+    name = "" if index_only else model or usual_model(settings)
+    with DocumentIndex(folder) as index, StatusLine() as status:
+        report = _updated(index, status, reports_problems=index_only or not as_json)
+        room = _room(name, settings) if question else 0
+        matched = _found(index, question, settings, embeddings, (excerpts, room), status)
+        if index_only:
+            answer(json.dumps(asdict(report), ensure_ascii=False) + "\n" if as_json else f"{_counts(report)}\n")
+            return
+        found = matched.excerpts
+        if not found:
+            raise RequestError(f"Nothing in {folder} matches the question. Use words that occur in the documents.")
+        if not matched.fits:
+            status.clear()
+            note(DOUBT)
+        request = AnswerRequest(messages=messages_for(found, question))
+        with begin_answer(name, request, settings, flags, status.share) as started:
+            checker, last, raw, shown = _read(started, found, status, silent=as_json)
+    end_if_failed(last, started.placement)
+    _note_end(last, checker, found)
+    if as_json:
+        from localllm.wings.documents.answer import as_json as documents_as_json
+
+        result = {
+            "text": shown,
+            "unchecked_text": raw,
+            **documents_as_json(checker, found, report),
+            "fits": matched.fits,
+            **end_fields(last, name, started.load_s),
+        }
+        answer(json.dumps(result, ensure_ascii=False) + "\n")
+
+
+def _room(name: str, settings: "Settings") -> int:
+    """The token budget for excerpts: half the context, which leaves the rest for question and answer."""
+    from gguf_io import open_model
+
+    context = settings.ctx or ASSUMED_CONTEXT
+    if not settings.remote:
+        with open_model(obtain(name, settings).path) as file:
+            context = min(context, file.metadata.get_int(f"{file.architecture}.context_length", context))
+    return max(context // 2, LEAST_ROOM)
+
+
+def _updated(index: "DocumentIndex", status: StatusLine, reports_problems: bool) -> "Report":
+    """Update the index. reports_problems: also report files that could not be read."""
+    from localllm.wings.documents.answer import problems_in_words
+
+    status.show(f"looking for changes in {index.root}")
+    report = index.update(lambda done, total: status.show(f"indexing: {done} of {total} files"))
+    status.clear()
+    if reports_problems and report.read and (problems := problems_in_words(report)):
+        note(problems)
+    return report
+
+
+def _counts(report: "Report") -> str:
+    return (
+        f"{report.files} files, {report.chunks} chunks; {report.read} files read and {report.removed} removed "
+        f"in {report.seconds:.1f} s"
+    )
+
+
+def _found(
+    index: "DocumentIndex",
+    question: str,
+    settings: "Settings",
+    embeddings: str | None,
+    bounds: tuple[int, int],
+    status: StatusLine,
+) -> "Found":
+    """Embed new chunks, and find the excerpts for a question; an empty question finds none.
+
+    bounds: the maximum number of excerpts, and of their tokens in total.
+    """
+    from localllm.wings.documents.embeddings import OFFERED, MeaningSearch, find_embedding_model
+    from localllm.wings.documents.search import Found, find_excerpts
+
+    chosen = None if embeddings == "none" else find_embedding_model(settings, embeddings)
+    if chosen is None:
+        if embeddings is None and not question:
+            note(f"Indexed by words. `localllm pull {OFFERED}` adds search by meaning.")
+        return find_excerpts(index, question, None, *bounds) if question else Found([], fits=True)
+    status.show(f"loading {chosen.name}")
+    with MeaningSearch(index, chosen.path, settings) as meaning:
+
+        def show(done: int, total: int) -> bool:
+            status.show(f"embedding with {chosen.name}: {done} of {total} chunks")
+            return True
+
+        tokens, left, seconds = meaning.embed_new(EMBED_S if question else math.inf, show)
+        status.clear()
+        if tokens and not question:
+            note(f"Embedded {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tok/s.")
+        if left:
+            note(f"{left} chunks are searched by words only until `localllm ask FOLDER --index` has embedded them.")
+        return find_excerpts(index, question, meaning, *bounds) if question else Found([], fits=True)
+
+
+def _read(
+    started: "RunningAnswer", excerpts: "Sequence[Excerpt]", status: StatusLine, silent: bool
+) -> "tuple[QuotationChecker, AnswerEvent, str, str]":
+    """Show an answer as it is checked; returns the checker, the last event, and the raw and the checked answer."""
+    from localllm.answer.event import AnswerEvent
+    from localllm.front.printing import interrupt_cancels, show_progress
+    from localllm.quoting.quotations import QuotationChecker, Source
+
+    checker = QuotationChecker([Source(each) for each in excerpts])
+    raw: list[str] = []
+    shown: list[str] = []
+    thought, last = 0, AnswerEvent()
+
+    def show(text: str) -> None:
+        shown.append(text)
+        if text and not silent:
+            status.clear()
+            answer(text)
+
+    with interrupt_cancels(started.stream):
+        for last in started.stream:
+            show_progress(last, status)
+            thought += len(last.reasoning.split())
+            if last.reasoning:
+                status.show(f"thinking: {thought} words")
+            raw.append(last.content)
+            show(checker.push(last.content))
+    show(checker.flush())
+    if not silent and not "".join(shown[-2:]).endswith("\n"):
+        answer("\n")
+    return checker, last, "".join(raw), "".join(shown)
+
+
+def _note_end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Sequence[Excerpt]") -> None:
+    """Report the check and the speed. Raises typer.Exit if the answer was cancelled."""
+    from localllm.engine.request import FinishReason
+    from localllm.wings.documents.answer import file_count, verdict
+
+    counts = last.counts
+    note(
+        f"{verdict(checker, excerpts)}\n{file_count(excerpts)}; first token after {last.timings.ttft_s:.2f} s, "
+        f"{counts.cached} of {counts.prompt} prompt tokens cached."
+    )
+    if last.finish_reason is FinishReason.CANCELLED:
+        raise typer.Exit(ExitCode.INTERRUPTED)
