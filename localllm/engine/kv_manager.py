@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gguf_io.image_rows import ImageSpans
 from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache, Segment
@@ -176,14 +177,15 @@ class KVManager:
         coming: tokens that a running sequence is about to have.
         """
         tokens = sequence.reusable_tokens
-        cached = sequence.images.whole(self.cache.usable(sequence.space, tokens))
+        cached = _continuable(sequence.images, len(tokens), lambda end: self.cache.usable(sequence.space, tokens[:end]))
         source, computed, coming = None, cached, cached
         for other, goes_on in neighbours:
             if other.handle is None or not self._can_truncate or other.space != sequence.space:
                 continue
             common = sequence.images.whole(common_prefix(tokens, other.tokens[:-1]))
             coming = max(coming, common if goes_on and other.computed < common else 0)
-            known = reusable(self._runner, other.handle, min(common, other.computed))
+            usable = partial(reusable, self._runner, other.handle)
+            known = _continuable(sequence.images, min(common, other.computed), usable)
             if known > computed:
                 source, computed = other.handle, known
         return cached, computed, source, coming
@@ -222,9 +224,7 @@ class KVManager:
     def _cut_to_usable(self, sequence: TokenSequence) -> None:
         """Truncate a restored sequence to where it can be continued, not within an image."""
         assert sequence.handle is not None
-        length, wanted = sequence.computed, sequence.computed + 1
-        while length < wanted:
-            wanted, length = length, sequence.images.whole(reusable(self._runner, sequence.handle, length))
+        length = _continuable(sequence.images, sequence.computed, partial(reusable, self._runner, sequence.handle))
         if length < sequence.computed:
             self._runner.truncate_sequence(sequence.handle, length)
             sequence.restored(length, from_disk=True)
@@ -428,3 +428,15 @@ class KVManager:
             found.digest.when_known(self._wake_engine)
             self._disks[sequence.space] = found
         return found
+
+
+def _continuable(images: ImageSpans, length: int, usable: Callable[[int], int]) -> int:
+    """The most of `length` tokens after which a sequence can be continued, not within an image.
+
+    usable: after how many of a number of tokens their keys, values and windows allow it.
+    """
+    while True:
+        found = usable(length)
+        length = images.whole(found)
+        if length == found:
+            return length
