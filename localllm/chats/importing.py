@@ -23,8 +23,6 @@ from textwrap import shorten
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from gguf_io import pictures
-from gguf_io.picture_worker import MAX_BYTES
 from gguf_io.system import open_regular
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats.parameters import NAMES
@@ -206,6 +204,8 @@ class _Pictures:
 
     def attachment(self, name: str, data: bytes | None) -> Attachment | None:
         """A picture as an attachment; None if it is none, or more than all pictures may have."""
+        from gguf_io import pictures
+
         if data is None or len(data) > self._left:
             return None
         try:
@@ -236,6 +236,8 @@ def _no_picture(_name: str) -> bytes | None:
 
 
 def _of_archive(file: BinaryIO) -> Iterator[tuple[str, ImportedChat | str]]:
+    from gguf_io.picture_worker import MAX_BYTES
+
     with zipfile.ZipFile(file) as archive:
         names = [entry.filename for entry in archive.infolist()]
         assets = {found[0]: name for name in names if (found := _ASSET.match(os.path.basename(name)))}

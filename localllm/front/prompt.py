@@ -65,7 +65,7 @@ def pictures_among(arguments: Sequence[str]) -> tuple[list[Path], str | None]:
             prompts.append(argument)
     if len(prompts) > 1:
         raise RequestError(
-            f"{shortened(prompts[1])} is a second prompt. Put a prompt of several words between quotation marks."
+            f"'{shortened(prompts[1])}' is a second prompt. Put a prompt of several words between quotation marks."
         )
     return pictures, prompts[0] if prompts else None
 

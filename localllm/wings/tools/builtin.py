@@ -37,7 +37,7 @@ class FolderTools:
         """Add the tools of the servers in mcp.json, and of more in its format. Raises SettingsError."""
         self._servers = McpServers({**read_servers(servers_path()), **(more or {})})
         self.problems = self._servers.problems
-        self.tools = [*builtin_tools(self.folder, self.journal), *self._servers.tools]
+        self.tools = [*builtin_tools(self.folder, self.journal, self._run), *self._servers.tools]
 
     def command(self, text: str) -> Action:
         """The action that runs a command of the user's. Raises ToolError."""

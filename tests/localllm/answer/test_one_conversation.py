@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gguf_io.image_rows import ReadPicture
+from gguf_io.pictures import PictureView
 from localllm.answer.local import LocalModel
 from localllm.answer.request import AnswerRequest
 from localllm.chats import Role, SessionStore
@@ -41,7 +43,8 @@ def loaded(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with_metadata(source, path, "--chat-template", TEMPLATE)
     with load_model(path, Settings(backend="native", disk_cache=False, threads=1)) as model:
         rows: Any = SimpleNamespace(ids=(10**20, 10**20 + 1))
-        model.see = lambda _data, **_options: (rows,)  # type: ignore[method-assign]
+        view = PictureView((9, 9), None, (1, 1), 2)
+        model.see = lambda *_: ReadPicture((rows,), view)  # type: ignore[method-assign]
         yield model
 
 
@@ -71,18 +74,12 @@ def asked_by_run(case: Case, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatc
         stream.push(TokenEvent(finish_reason=FinishReason.STOP))
         return stream
 
-    class Held:
-        def __enter__(self) -> LoadedModel:
-            return loaded
-
-        def __exit__(self, *_: object) -> None:
-            """The model is the test's."""
-
     (folder / "fox.png").write_bytes(PICTURE)
     flags = [flag for name, value in case.sampling.items() for flag in (f"--{name.replace('_', '-')}", str(value))]
     picture = [str(folder / "fox.png")] if "--image" in (case.run or []) else []
-    monkeypatch.setattr("localllm.placement.loaded_model.load_model", lambda *_: Held())
-    monkeypatch.setattr("localllm.library.behaviour.behaviour_of", lambda _: case.behaviour)
+    monkeypatch.setattr("localllm.placement.loaded_model.load_model", lambda *_: loaded)
+    monkeypatch.setattr(loaded, "close", lambda: None)
+    monkeypatch.setattr("localllm.front.models.behaviour_of", lambda _: case.behaviour)
     monkeypatch.setattr("localllm.settings.config_path", lambda: folder / "config.toml")
     monkeypatch.setattr("sys.stdin", None)
     monkeypatch.setattr(loaded.engine, "submit", submit)

@@ -25,7 +25,10 @@ def called(*arguments: str, **options: object) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "builtin", "Hi", "there"], "Unexpected argument 'there'. Put quotes around a prompt"),
+        (
+            ["run", "builtin", "Hi", "there"],
+            "'there' is a second prompt. Put a prompt of several words between",
+        ),
         (["list", "all"], "Unexpected argument 'all'. `localllm list --help`"),
         (["run", "--xyzzy"], "No such option: --xyzzy. `localllm run --help`"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'? `localllm --help`"),
