@@ -59,9 +59,10 @@ def main() -> None:
     generate = {"mistral.rs": mistral_rs, "openvino": openvino}[name](model, int(threads))
     out.write(json.dumps({"ready": True}) + "\n")
     out.flush()
-    for line in sys.stdin:
+    for turn, line in enumerate(sys.stdin):
         words, tokens = map(int, line.split())
-        out.write(json.dumps(generate(WORD * words, tokens)) + "\n")
+        # Another beginning each time, since OpenVINO keeps prefixes.
+        out.write(json.dumps(generate(f"{turn} {WORD * words}", tokens)) + "\n")
         out.flush()
 
 
