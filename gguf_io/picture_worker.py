@@ -6,12 +6,13 @@ The kind of a request is "check" or "decode", its data the file. The reply is {"
 
 import io
 import warnings
-
-from PIL import Image, ImageOps, UnidentifiedImageError
+from typing import TYPE_CHECKING
 
 from gguf_io.confined import Reply, answer_requests
 
-MAX_BYTES = 32 << 20  # of a file
+if TYPE_CHECKING:
+    from PIL import Image
+
 MAX_MEMORY_BYTES = 1 << 30
 MAX_PIXELS = 1 << 26  # four bytes each, twice, while they are converted
 MAX_SIDE = 1 << 16
@@ -29,12 +30,16 @@ _OTHERS = (
 
 def main() -> None:
     """Answer requests until stdin closes."""
+    from PIL import Image
+
     Image.MAX_IMAGE_PIXELS = None  # checked here, with a limit and a message of our own
     warnings.simplefilter("ignore")  # about damaged metadata, which does not matter
     answer_requests(_answer, MAX_MEMORY_BYTES)
 
 
 def _answer(kind: str, data: bytes) -> Reply:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except UnidentifiedImageError:
@@ -67,7 +72,7 @@ def _answer(kind: str, data: bytes) -> Reply:
 _ORIENTATION, _SIDEWAYS = 0x0112, 5  # EXIF's tag, and its first value that exchanges width and height
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _rgb(image: "Image.Image") -> "Image.Image":
     """The picture in three colours of 8 bits; transparent parts are white."""
     if image.mode in _SIXTEEN_BITS:
         return image.convert("I").point(lambda shade: shade / 257).convert("L").convert("RGB")
@@ -75,6 +80,8 @@ def _rgb(image: Image.Image) -> Image.Image:
         return image.convert("L").convert("RGB")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         shown = image.convert("RGBA")
+        from PIL import Image
+
         ground = Image.new("RGBA", shown.size, "white")
         return Image.alpha_composite(ground, shown).convert("RGB")
     return image.convert("RGB")

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from gguf_io.confined import ChildEndedError, ConfinedChildren, Reply
 from gguf_io.errors import PictureError
-from gguf_io.picture_worker import MAX_BYTES, MAX_MEMORY_BYTES
+from gguf_io.picture_worker import MAX_MEMORY_BYTES
 
+MAX_BYTES = 32 << 20  # of a file
 CPU_SECONDS = 10.0  # for a picture
 WALL_SECONDS = 3 * CPU_SECONDS
 _MOST_CHILDREN = 2

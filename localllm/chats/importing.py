@@ -236,7 +236,7 @@ def _no_picture(_name: str) -> bytes | None:
 
 
 def _of_archive(file: BinaryIO) -> Iterator[tuple[str, ImportedChat | str]]:
-    from gguf_io.picture_worker import MAX_BYTES
+    from gguf_io.pictures import MAX_BYTES
 
     with zipfile.ZipFile(file) as archive:
         names = [entry.filename for entry in archive.infolist()]

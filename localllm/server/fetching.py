@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from gguf_io.picture_worker import MAX_BYTES
+from gguf_io.pictures import MAX_BYTES
 from localllm.server.errors import ApiError
 
 SECONDS = 10.0  # for a picture, from the first connection to its last byte

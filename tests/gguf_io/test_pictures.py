@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from gguf_io import pictures
 from gguf_io.errors import PictureError
-from gguf_io.picture_worker import MAX_BYTES
+from gguf_io.pictures import MAX_BYTES
 from tests.gpu_offload.projector_files import chunk, png
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"

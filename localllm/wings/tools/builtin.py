@@ -28,7 +28,8 @@ class FolderTools:
         """owner: of the changes in the journal. run: see command_tool."""
         self.folder = folder
         self.journal = Journal(journal_path(), folder.root, owner, folder.files)
-        self.tools = builtin_tools(folder, self.journal, run)
+        self._builtin = builtin_tools(folder, self.journal, run)
+        self.tools = self._builtin
         self.problems: list[str] = []
         self._run = run
         self._servers: McpServers | None = None
@@ -37,7 +38,7 @@ class FolderTools:
         """Add the tools of the servers in mcp.json, and of more in its format. Raises SettingsError."""
         self._servers = McpServers({**read_servers(servers_path()), **(more or {})})
         self.problems = self._servers.problems
-        self.tools = [*builtin_tools(self.folder, self.journal, self._run), *self._servers.tools]
+        self.tools = [*self._builtin, *self._servers.tools]
 
     def command(self, text: str) -> Action:
         """The action that runs a command of the user's. Raises ToolError."""
