@@ -65,7 +65,7 @@ def test_pictures_are_named_among_the_arguments(tmp_path: Path) -> None:
     for text in ("What does logo.png show?", "Explain a.png", "logo.png"):
         assert pictures_among([text]) == ([], text)
     assert pictures_among([]) == ([], None)
-    with pytest.raises(RequestError, match=".there. is a second prompt"):
+    with pytest.raises(RequestError, match=r".there. is a second prompt"):
         pictures_among(["Hello", "there"])
 
 

@@ -1,8 +1,10 @@
 """Images at URLs: only where a setting allows it, from public addresses only, bounded in size and time."""
 
 import base64
+import datetime
 import shutil
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from localllm.server import fetching
 from localllm.server.errors import ApiError
@@ -79,13 +84,46 @@ def port() -> Iterator[int]:
         server.shutdown()
 
 
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for example.test, and its key, in one PEM file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a test")])
+    today = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), today - day, today + day)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("example.test")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    file = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    kept = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file.write_bytes(kept + made.public_bytes(serialization.Encoding.PEM))
+    return file
+
+
+@pytest.fixture(scope="module")
+def tls_port(certificate: Path) -> Iterator[int]:
+    """The same pages through TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with Quiet(("127.0.0.1", 0), Pages) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
 @pytest.fixture
-def fetcher(port: int) -> Fetcher:
-    """Every host but `inside` and `both` is public, and every connection leads to the server of the test."""
+def fetcher(port: int, tls_port: int) -> Fetcher:
+    """Every host but `inside` and `both` is public, and every connection leads to the servers of the test."""
     addresses = {"inside": ["10.0.0.7"], "both": [PUBLIC, "127.0.0.1"], "nowhere": []}
+    ports = {(PUBLIC, 80): port, (PUBLIC, 443): tls_port}
     return Fetcher(
         lambda host, _port: addresses.get(host, [PUBLIC]),
-        lambda address, timeout: socket.create_connection(("127.0.0.1", {PUBLIC: port}[address[0]]), timeout),
+        lambda address, timeout: socket.create_connection(("127.0.0.1", ports[address]), timeout),
     )
 
 
@@ -103,6 +141,18 @@ def test_a_picture_is_fetched_also_after_redirects(fetcher: Fetcher, path: str) 
     if path == "to/to~to~png":
         path = "to/~to~~to~~png"
     assert fetcher.fetch(f"http://example.test/{path}") == png(1)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.test/png", "https://example.test/to/~png", "http://other.test/to/https:~~example.test~png"]
+)
+def test_a_picture_is_fetched_through_tls(
+    fetcher: Fetcher, url: str, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert fetcher.fetch(url) == png(1)
+    with pytest.raises(ApiError, match=r"image at other\.test cannot be fetched: the connection failed"):
+        fetcher.fetch("https://other.test/png")  # the certificate is for another host
 
 
 @pytest.mark.parametrize(
@@ -158,22 +208,28 @@ import socket
 from localllm.server import contents, fetching
 contents.FETCHER = fetching.Fetcher(
     lambda host, _port: ["10.0.0.7"] if host == "inside" else ["93.184.216.34"],
-    lambda _address, timeout: socket.create_connection(("127.0.0.1", {port}), timeout),
+    lambda address, timeout: socket.create_connection(("127.0.0.1", {ports}[address[1]]), timeout),
 )
 """
 
 
 @pytest.fixture(scope="module")
 def client(
-    start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory, port: int
+    start_server: Any,
+    model_files: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    port: int,
+    tls_port: int,
+    certificate: Path,
 ) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("seeing")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
     write_vision(folder / "mmproj-seer.gguf", "gemma4uv")
-    settings = {"LOCALLLM_FETCH_IMAGES": "true", "LOCALLLM_IMAGE_MAX_TOKENS": "16"}
+    settings = {"LOCALLLM_FETCH_IMAGES": "true", "LOCALLLM_IMAGE_MAX_TOKENS": "16", "SSL_CERT_FILE": str(certificate)}
+    begins = INJECTED.format(ports={80: port, 443: tls_port})
     model = str(folder / "seer.gguf")
     with (
-        start_server("--model", model, begins=INJECTED.format(port=port), **settings) as running,
+        start_server("--model", model, begins=begins, **settings) as running,
         httpx.Client(base_url=running.url, timeout=PATIENCE_S) as client,
     ):
         yield client
@@ -199,8 +255,9 @@ def bodies(image: str, source: dict[str, str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_every_protocol_fetches_what_it_would_take_as_base64(client: httpx.Client) -> None:
-    url, data = "http://example.test/png", base64.b64encode(png(1)).decode()
+@pytest.mark.parametrize("url", ["http://example.test/png", "https://example.test/png"])
+def test_every_protocol_fetches_what_it_would_take_as_base64(client: httpx.Client, url: str) -> None:
+    data = base64.b64encode(png(1)).decode()
     fetched = bodies(url, {"type": "url", "url": url})
     sent = bodies(f"data:image/png;base64,{data}", {"type": "base64", "media_type": "image/png", "data": data})
     for path, body in fetched.items():
