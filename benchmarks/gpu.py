@@ -64,7 +64,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams, TokenEvent
 from localllm.engine.restore_costs import RestoreCosts
 from localllm.engine.speculation import DraftLength
-from localllm.placement.llama import Request, plan
+from localllm.placement.llama import LlamaRequest, plan
 from localllm.placement.loaded_model import release_memory
 from localllm.placement.placement import Placement
 
@@ -106,7 +106,7 @@ def allocations() -> Iterator[dict[str, float]]:
 
 def planned(path: Path, layers: int | None, **wishes: object) -> Placement:
     """A plan for this machine. layers: None means as many as fit, 0 none."""
-    request = Request(context_tokens=CONTEXT, gpu_layers=layers, dry_run=True)
+    request = LlamaRequest(context_tokens=CONTEXT, gpu_layers=layers, dry_run=True)
     with open_model(path) as model:
         devices = [] if layers == 0 else gpus()
         return plan(model, devices, psutil.virtual_memory().available, replace(request, **wishes))  # type: ignore[arg-type]

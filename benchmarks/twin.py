@@ -36,15 +36,15 @@ from gguf_io import open_model
 from localllm.engine.runner import Runner
 from localllm.engine.speculation import DraftLength
 from localllm.wings.lab.latency import Outcome, Percentiles, Summary
-from localllm.wings.lab.loadtest.protocols import Job
-from localllm.wings.lab.loadtest.server import Server, Target
-from localllm.wings.lab.loadtest.session import Plan, Session, Source
+from localllm.wings.lab.loadtest.protocols import TimedJob
+from localllm.wings.lab.loadtest.server import LoadTarget, MeasuredServer
+from localllm.wings.lab.loadtest.session import LoadTest, RequestSource, TrialPlan
 from localllm.wings.lab.loadtest.trial import Bounds, ClosedLoop, Load, OpenLoop
 from localllm.wings.lab.simulate.costs import StepTimes, made_of
 from localllm.wings.lab.simulate.fit import BorrowedRunner, measure
 from localllm.wings.lab.simulate.runner import VirtualClock
 from localllm.wings.lab.simulate.simulation import Setup, simulate
-from localllm.wings.lab.workload.requests import Block, Lengths, Request, Shape, poisson
+from localllm.wings.lab.workload.requests import Block, Lengths, RequestShape, WorkloadRequest, poisson
 from localllm.wings.lab.workload.texts import words
 from models.native_runner import NativeRunner
 
@@ -77,9 +77,9 @@ class Pair:
         return [*found, ("tok/s", real, simulated)]
 
 
-def as_request(number: int, outcome: Outcome) -> Request:
+def as_request(number: int, outcome: Outcome) -> WorkloadRequest:
     """The request that the server received, by its own token counts."""
-    return Request(outcome.due, (Block(f"own {number}", outcome.prompt_tokens or 1),), outcome.tokens)
+    return WorkloadRequest(outcome.due, (Block(f"own {number}", outcome.prompt_tokens or 1),), outcome.tokens)
 
 
 def mean_of(first: StepTimes, second: StepTimes) -> StepTimes:
@@ -99,19 +99,19 @@ class Calibration:
         return Calibration(mean_of(self.times, other.times), (self.travel + other.travel) / 2)
 
 
-def anchored(target: Target, times: StepTimes) -> Calibration:
+def anchored(target: LoadTarget, times: StepTimes) -> Calibration:
     """Step times of this process plus the server's overhead, measured by short requests to the idle server: medians.
 
     Requests one at a time show its overhead per step, several at once its overhead per token of a step.
     """
 
-    async def probe(server: Server, number: int) -> Outcome:
-        job = Job(0.0, words(4, f"probe {number}"), PROBE_TOKENS)
+    async def probe(server: MeasuredServer, number: int) -> Outcome:
+        job = TimedJob(0.0, words(4, f"probe {number}"), PROBE_TOKENS)
         return await server.ask(job, time.perf_counter(), None, PATIENCE_S)
 
     async def probes() -> tuple[list[Outcome], list[Outcome]]:
         several: list[Outcome] = []
-        async with Server(target, TOGETHER, time.perf_counter) as server:
+        async with MeasuredServer(target, TOGETHER, time.perf_counter) as server:
             await server.look_up()
             alone = [await probe(server, number) for number in range(PROBES)]
             for first in range(PROBES, PROBES + TOGETHER * PROBES, TOGETHER):
@@ -173,7 +173,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def play(given: argparse.Namespace, shape: Shape, runner: NativeRunner, target: Target) -> dict[str, Pair]:
+def play(given: argparse.Namespace, shape: RequestShape, runner: NativeRunner, target: LoadTarget) -> dict[str, Pair]:
     """Alternate calibration and load for all rounds."""
     wanted = loads(given.concurrency, given.rate)
     pairs = {str(load): Pair() for load in wanted}
@@ -186,8 +186,8 @@ def play(given: argparse.Namespace, shape: Shape, runner: NativeRunner, target: 
     for number in range(given.rounds):
         for load in wanted:
             note(f"round {number + 1} of {given.rounds}, {load}")
-            source = Source(shape.requests, given.seed + 100 * number + wanted.index(load))
-            session = Session(Plan(target, (load,), bounds, 64, None), source, lambda _: None)
+            source = RequestSource(shape.requests, given.seed + 100 * number + wanted.index(load))
+            session = LoadTest(TrialPlan(target, (load,), bounds, 64, None), source, lambda _: None)
             asyncio.run(session.run())
             after = calibrate()
             both = before.mean(after)
@@ -212,7 +212,7 @@ def play(given: argparse.Namespace, shape: Shape, runner: NativeRunner, target: 
     return pairs
 
 
-def play_engine(given: argparse.Namespace, shape: Shape, runner: NativeRunner) -> dict[str, Pair]:
+def play_engine(given: argparse.Namespace, shape: RequestShape, runner: NativeRunner) -> dict[str, Pair]:
     """The same with the engine alone, in processor time."""
     DraftLength.choose = lambda *_: 0  # type: ignore[method-assign]
     wanted = loads(given.concurrency, given.rate)
@@ -226,7 +226,7 @@ def play_engine(given: argparse.Namespace, shape: Shape, runner: NativeRunner) -
         for load in wanted:
             note(f"round {number + 1} of {given.rounds}, {load}")
             seed = f"{given.seed} {number} {load}"
-            requests: Sequence[Request] = shape.requests(given.requests, seed)
+            requests: Sequence[WorkloadRequest] = shape.requests(given.requests, seed)
             if isinstance(load, OpenLoop) and load.rate is not None:
                 requests = poisson(requests, load.rate, seed)
             setup = Setup(before, runner.info.pages_total, runner.info.max_context)
@@ -248,14 +248,14 @@ def play_engine(given: argparse.Namespace, shape: Shape, runner: NativeRunner) -
 def main() -> None:
     """Parse the command line, measure, simulate, print; the exit code is 1 if a figure is off by more than 15 %."""
     given = arguments()
-    shape = Shape(Lengths.parse(given.prompt, "--prompt"), Lengths.parse(given.answer, "--answer"))
+    shape = RequestShape(Lengths.parse(given.prompt, "--prompt"), Lengths.parse(given.answer, "--answer"))
     with open_model(given.model) as file:
         runner = NativeRunner(file, kv_bytes=given.kv_mib << 20, threads=1 if given.engine else given.threads)
     if given.engine:
         pairs = play_engine(given, shape, runner)
     else:
         with localllm(given.model, given.threads, given.kv_mib, speculates=False) as server:
-            pairs = play(given, shape, runner, Target(server.url, "openai", server.model, True, {}))
+            pairs = play(given, shape, runner, LoadTarget(server.url, "openai", server.model, True, {}))
     runner.close()
     found = rows(pairs)
     heads = ("load", "figure", "server", "simulated", "error", "within 15 %", "drift")

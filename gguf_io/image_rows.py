@@ -19,7 +19,7 @@ _PLACEHOLDER = 1 << 62  # ids of image rows are above it, far above every token 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grid:
+class ImageGrid:
     """Positions of an image's rows in several dimensions.
 
     places: int32[dimensions, rows], for an image that begins at position 0. moves: int32[dimensions], 1 where a
@@ -42,7 +42,7 @@ class ImageRows:
     ids: tuple[int, ...]
     embeddings: NDArray[np.float32]
     sees_all: bool
-    grid: Grid | None = None
+    grid: ImageGrid | None = None
 
     @property
     def length(self) -> int:
@@ -125,11 +125,11 @@ class ImageSpans:
             first = min(end, stop)
 
 
-def grid_of(rows: int, columns: int) -> Grid:
+def grid_of(rows: int, columns: int) -> ImageGrid:
     """The positions of a picture that is read row by row: its first position, row and column."""
     y, x = np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns))
     places = np.stack([np.zeros_like(y), y, x, np.zeros_like(y)])
-    return Grid(places, np.array([1, 1, 1, 0], np.int32), max(rows, columns))
+    return ImageGrid(places, np.array([1, 1, 1, 0], np.int32), max(rows, columns))
 
 
 def row_ids(content: bytes, number: int, count: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ _OTHER_MODEL = "It was made for another model: use it with that one."
 
 
 @dataclass(frozen=True)
-class Pair:
+class LoraPair:
     """The two factors that change a tensor, and their rank."""
 
     a: TensorInfo
@@ -36,7 +36,7 @@ class Adapter:
         check_kind(file, model.architecture)
         self.file = file
         self.alpha = _alpha(file)
-        self.pairs: dict[str, Pair] = {}
+        self.pairs: dict[str, LoraPair] = {}
         for name in file.tensors:
             base, part = name[: -len(_A)], name[-len(_A) :]
             if part == _A:
@@ -49,7 +49,7 @@ class Adapter:
         if not self.pairs:
             raise ModelFileError(f"{file.path}: the adapter changes no tensor.")
 
-    def factor(self, pair: Pair) -> float:
+    def factor(self, pair: LoraPair) -> float:
         """What multiplies B (A x), besides the weight that a request chooses."""
         return self.alpha / pair.rank if self.alpha else 1.0
 
@@ -82,7 +82,7 @@ def _alpha(file: ModelFile) -> float:
     return file.metadata.get_float("adapter.lora.alpha", 0.0)
 
 
-def _pair(file: ModelFile, model: ModelFile, name: str) -> Pair:
+def _pair(file: ModelFile, model: ModelFile, name: str) -> LoraPair:
     """The factors of a tensor. Raises ModelFileError if they do not fit it."""
     tensor, a, b = model.tensors.get(name), file.tensors[name + _A], file.tensors.get(name + _B)
     if b is None:
@@ -101,4 +101,4 @@ def _pair(file: ModelFile, model: ModelFile, name: str) -> Pair:
             f"{file.path}: the factors of {name} have the shapes {a.shape} and {b.shape}, which do not fit the model's "
             f"tensor of {tensor.shape}. {_OTHER_MODEL}"
         )
-    return Pair(a, b, rank)
+    return LoraPair(a, b, rank)

@@ -51,7 +51,7 @@ class CellPool:
 
 
 @dataclass(slots=True, eq=False)
-class Stored:
+class StoredCells:
     """A sequence: the adapters that it is computed with, and a cell for each of its rows.
 
     images: for each image with a grid, which takes fewer positions than rows: its first row, the row after its last,
@@ -75,9 +75,11 @@ class Stored:
                 saved = so_far
         return row - saved
 
-    def up_to(self, length: int) -> "Stored":
+    def up_to(self, length: int) -> "StoredCells":
         """Its first `length` rows."""
-        return Stored(self.adapters, self.cells[:length], tuple(image for image in self.images if image[1] <= length))
+        return StoredCells(
+            self.adapters, self.cells[:length], tuple(image for image in self.images if image[1] <= length)
+        )
 
     def add_image(self, start: int, image: ImageRows) -> None:
         """Record that the rows from `start` on are an image's."""
@@ -98,7 +100,7 @@ def check_rows(
     rows: NDArray[np.int64],
     outputs: NDArray[np.int64],
     info: RunnerInfo,
-    alive: Mapping[int, Stored],
+    alive: Mapping[int, StoredCells],
     pool: CellPool,
 ) -> dict[int, int]:
     """Return the number of new rows of each sequence.

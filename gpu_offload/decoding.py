@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gguf_io.image_rows import ImageRows
 from gpu_offload.adapters import Adapters, AdapterSet
-from gpu_offload.cells import Stored
+from gpu_offload.cells import StoredCells
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, llama
 from gpu_offload.loading import output_rows
@@ -79,7 +79,7 @@ class Decoder:
         self._adapters = adapters
 
     def begin(
-        self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, Stored]
+        self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, StoredCells]
     ) -> Callable[[], NDArray[np.float32]]:
         """Begin to compute int64[3, count] rows (tokens, positions, sequences).
 
@@ -92,7 +92,7 @@ class Decoder:
         return lambda: found
 
     def _by_adapters(
-        self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, Stored]
+        self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, StoredCells]
     ) -> NDArray[np.float32]:
         """Compute rows, those of each set of adapters apart: llama.cpp applies one set to a whole batch."""
         members: dict[AdapterSet, list[int]] = {}

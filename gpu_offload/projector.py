@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores
 from gguf_io.errors import PictureError
-from gguf_io.image_rows import Grid, ImageRows, SeenPicture, row_ids
+from gguf_io.image_rows import ImageGrid, ImageRows, SeenPicture, row_ids
 from gguf_io.model_file import open_model
 from gguf_io.pictures import Budget, Picture, Size
 from gpu_offload.devices import device_handle, gpus
@@ -33,7 +33,7 @@ _OF_THE_MODEL = -1  # a limit
 _SHRINKS, _MARGIN = 4, 0.98  # attempts to bring a picture into a budget, and how much smaller each is than needed
 
 
-class Projector:
+class LlamaProjector:
     """The image encoder of one loaded model. Thread-safe; one image is encoded at a time. Close it before the model."""
 
     def __init__(self, path: Path, model: Any, options: LlamaOptions) -> None:
@@ -158,7 +158,7 @@ class Projector:
         grid = self._grid(chunk, count) if library.mtmd_decode_use_mrope(self._context) else None
         return ImageRows(row_ids(content, number, count), rows.astype(np.float32, copy=True), sees_all, grid)
 
-    def _grid(self, chunk: Any, count: int) -> Grid:
+    def _grid(self, chunk: Any, count: int) -> ImageGrid:
         """Positions of an image's rows for models with M-RoPE. Raises PictureError for an unknown layout."""
         library = self._lib
         image = library.mtmd_input_chunk_get_tokens_image(chunk)
@@ -173,7 +173,7 @@ class Projector:
         moves = places(1) - from_zero
         if (moves != moves[:, :1]).any():
             raise PictureError("This model counts the positions of images in a way that localllm does not support.")
-        return Grid(from_zero, moves[:, 0], int(library.mtmd_input_chunk_get_n_pos(chunk)))
+        return ImageGrid(from_zero, moves[:, 0], int(library.mtmd_input_chunk_get_n_pos(chunk)))
 
 
 def _shrunk(picture: Picture, factor: float) -> Picture:

@@ -19,14 +19,14 @@ from gguf_io.image_rows import ImageRows
 from gguf_io.model_file import ModelFile
 from gguf_io.runner_info import LoadProgress, RunnerInfo
 from gpu_offload.adapters import Adapters, AdapterSet
-from gpu_offload.cells import CellPool, Stored, check_room, check_rows
+from gpu_offload.cells import CellPool, StoredCells, check_room, check_rows
 from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import llama
 from gpu_offload.loading import load_model, open_context
 from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import COPIES_SHARE, LlamaOptions
-from gpu_offload.projector import Projector
+from gpu_offload.projector import LlamaProjector
 from gpu_offload.sequences import Sequences
 
 logger = logging.getLogger("localllm.gpu_offload")
@@ -49,7 +49,7 @@ class LlamaCppRunner:
         Raises LlamaCppError and its subclasses, or ValueError for a bad option.
         """
         self._lib = library = llama()
-        self.projector: Projector | None = None
+        self.projector: LlamaProjector | None = None
         with ExitStack() as opened:
             self._model: Any = load_model(model, options, progress)
             opened.callback(library.llama_model_free, self._model)
@@ -57,7 +57,7 @@ class LlamaCppRunner:
                 raise LlamaCppError(f"{model.path} has an encoder and does not continue text by itself.")
             self._adapters = Adapters(self._model, model, options.lora)
             if options.mmproj is not None:
-                self.projector = Projector(options.mmproj, self._model, options)
+                self.projector = LlamaProjector(options.mmproj, self._model, options)
                 opened.callback(self.projector.close)
             self._open_context: Any = open_context(self._model, options)
             opened.callback(library.llama_free, self._open_context)
@@ -65,7 +65,7 @@ class LlamaCppRunner:
                 raise LlamaCppError(f"{model.path} keeps no keys and values, so it does not generate text.")
             self._resources = opened.pop_all()
         self._pool = CellPool(library.llama_n_ctx(self._context))
-        self._alive: dict[int, Stored] = {}
+        self._alive: dict[int, StoredCells] = {}
         self._sequences = Sequences(self._context, options)
         vocabulary = int(library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model)))
         self._decoder = Decoder(self._context, self._sequences, options, vocabulary, self._adapters)
@@ -107,7 +107,7 @@ class LlamaCppRunner:
         """Return the handle of a new, empty sequence. Raises LlamaCppError when max_sequences are alive."""
         self._adapters.check(adapters)
         sequence = self._new_handle()
-        self._alive[sequence] = Stored(adapters)
+        self._alive[sequence] = StoredCells(adapters)
         return sequence
 
     def fork_sequence(self, source: int, length: int) -> int:
@@ -281,14 +281,14 @@ class LlamaCppRunner:
         for sequence, length in lengths.items():
             self._release(sequence, length if self._forget(sequence, length) else 0)
 
-    def _stored(self, sequence: int) -> Stored:
+    def _stored(self, sequence: int) -> StoredCells:
         """Raises ValueError for an unknown sequence, and once the runner is closed."""
         _ = self._context
         if sequence not in self._alive:
             raise ValueError(f"there is no sequence {sequence}")
         return self._alive[sequence]
 
-    def _cuttable(self, sequence: int, length: int) -> Stored:
+    def _cuttable(self, sequence: int, length: int) -> StoredCells:
         """A sequence that can be truncated to this length. Raises ValueError."""
         stored = self._stored(sequence)
         if not 0 <= length <= len(stored):

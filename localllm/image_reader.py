@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
-from gguf_io.image_rows import Grid, ImagePieces, ImageRows, ReadPicture, SeenPicture, row_ids
+from gguf_io.image_rows import ImageGrid, ImagePieces, ImageRows, ReadPicture, SeenPicture, row_ids
 from gguf_io.interruption import held
 from gguf_io.pictures import DEFAULT_BUDGET, Budget, Picture, PictureView, check, decode, text_is_too_small
 from gguf_io.system import make_folder, read_file
@@ -207,7 +207,7 @@ def _read(data: bytes, content: bytes) -> ReadPicture | None:
         grid = None
         if one["grid"]:
             places, moves, length = one["grid"]
-            grid = Grid(np.array(places, np.int32), np.array(moves, np.int32), length)
+            grid = ImageGrid(np.array(places, np.int32), np.array(moves, np.int32), length)
         pieces.append(ImageRows(row_ids(content, number, count), values, one["sees_all"], grid))
     sizes = {name: value and tuple(value) for name, value in view.items() if name in _SIZES}
     return ReadPicture(tuple(pieces), PictureView(**{**view, **sizes}))

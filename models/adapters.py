@@ -11,7 +11,7 @@ from cpu_kernels.lora import LANES, SPAN, TILE, Factors, Table, TileField
 from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Step
-from gguf_io.lora import TOKENS, Adapter, Pair
+from gguf_io.lora import TOKENS, Adapter, LoraPair
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 from models.weights import Matrix
@@ -149,7 +149,7 @@ class Adapters:
         return self._builder.keep(room)
 
     def _packed(
-        self, adapter: Adapter, pair: Pair, outputs: int, order: NDArray[np.int64] | None, factor: float
+        self, adapter: Adapter, pair: LoraPair, outputs: int, order: NDArray[np.int64] | None, factor: float
     ) -> list[int]:
         """A row of Factors."""
         of_tokens = pair.a.name.startswith(TOKENS)

@@ -35,7 +35,7 @@ VECTOR = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DraftRows:
     """Rows to append to one of the layer's sequences: tokens, and the state before each: float32[tokens, values].
 
     guessed: the states are the layer's own, computed with its drafts, not the model's.
@@ -80,7 +80,7 @@ class DraftingLayer(ABC):
         """Compile the program. Call it before the first `run`."""
         self._steps = Steps(self.builder, team, self.config, MAX_ROWS, progress)
 
-    def run(self, parts: Ordered[Part], ids: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def run(self, parts: Ordered[DraftRows], ids: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Append at most MAX_ROWS rows; return the token drafted after each part's last row, and its state.
 
         ids: draft only from the first `ids` outputs, one of `reaches`; 0 to draft nothing. Returns int64[parts] and
@@ -109,7 +109,7 @@ class DraftingLayer(ABC):
         """Convert states of the model, float32[tokens, width], to states that `run` takes."""
 
     @abstractmethod
-    def _place_states(self, rows: slice, part: Part) -> None:
+    def _place_states(self, rows: slice, part: DraftRows) -> None:
         """Copy a part's states to where the program reads them."""
 
     def _embed(self, table: Matrix) -> None:

@@ -16,7 +16,7 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from models.architecture import NEIGHBOURS, Architecture
 from models.config import ModelConfig, read_config
-from models.drafting_layer import VECTOR, DraftingLayer, Part
+from models.drafting_layer import VECTOR, DraftingLayer, DraftRows
 from models.errors import refusal
 from models.kv_layout import KVTypes
 from models.layers.attention import AttentionLayers
@@ -93,7 +93,7 @@ class EagleHead(DraftingLayer):
         """The model's rows, multiplied by the factor that its residual stream is divided by."""
         return states if self._factor == 1 else np.asarray(states * self._factor, np.float32)
 
-    def _place_states(self, rows: slice, part: Part) -> None:
+    def _place_states(self, rows: slice, part: DraftRows) -> None:
         """Set both kinds of states, one of them to zero: the input of `fc`, and the addend of its product."""
         width = self.config.embedding
         self._raw.values[rows, : self.width] = 0 if part.guessed else part.states

@@ -19,7 +19,7 @@ from gguf_io import ModelFile
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.decoder import DecoderRecorder
-from models.drafting_layer import VECTOR, DraftingLayer, Part
+from models.drafting_layer import VECTOR, DraftingLayer, DraftRows
 from models.kv_layout import KVTypes
 from models.recording import NOTHING
 from models.sizes.feed_forward import ALL_COUNT
@@ -111,7 +111,7 @@ class PredictionLayer(DraftingLayer):
             squares = np.mean(states * states, axis=1, keepdims=True)
             return np.asarray(states / np.sqrt(squares + self._epsilon) * self._norm, np.float32)
 
-    def _place_states(self, rows: slice, part: Part) -> None:
+    def _place_states(self, rows: slice, part: DraftRows) -> None:
         self._joined.values[rows, self.width : 2 * self.width] = part.states
 
     def _record(self, architecture: Architecture, loader: WeightLoader) -> None:

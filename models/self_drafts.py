@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from models.drafting_layer import MAX_ROWS, MAX_SEQUENCES, MAX_TOKENS, DraftingLayer, Part
+from models.drafting_layer import MAX_ROWS, MAX_SEQUENCES, MAX_TOKENS, DraftingLayer, DraftRows
 from models.kv_pages import Sequence
 
 KEPT = 128
@@ -80,13 +80,13 @@ class SelfDrafts:
         if trail := self._trails.pop(sequence, None):
             self._layer.store.truncate(trail.stored, 0)
 
-    def follow(self, wanted: Ordered[tuple[int, int, int]]) -> dict[int, Part]:
+    def follow(self, wanted: Ordered[tuple[int, int, int]]) -> dict[int, DraftRows]:
         """Compute the missing keys and values of sequences, except for a few last rows, and return those rows.
 
         Sequences without known states are left out. wanted: as for `draft`, which calls this itself; calling it earlier
         only moves the work.
         """
-        parts: dict[int, Part] = {}
+        parts: dict[int, DraftRows] = {}
         for sequence, token, count in wanted:
             trail = self._trails.get(sequence)
             if trail is not None and trail.start < trail.end and count > 0:
@@ -108,7 +108,7 @@ class SelfDrafts:
             for at, (sequence, part) in enumerate(parts.items()):
                 found[sequence].append(int(tokens[at]))
                 if len(found[sequence]) < counts[sequence]:
-                    going[sequence] = Part(part.sequence, [int(tokens[at])], states[at : at + 1], guessed=True)
+                    going[sequence] = DraftRows(part.sequence, [int(tokens[at])], states[at : at + 1], guessed=True)
             parts = going
         for sequence, _, _ in wanted:
             if trail := self._trails.get(sequence):
@@ -124,7 +124,7 @@ class SelfDrafts:
         """Raise RuntimeError if the layer's pages do not match the tracked sequences."""
         self._layer.store.check_integrity([trail.stored for trail in self._trails.values()])
 
-    def _follow(self, trail: _Trail, token: int, count: int) -> Part:
+    def _follow(self, trail: _Trail, token: int, count: int) -> DraftRows:
         """Compute a sequence's missing keys and values except for its last rows, and return those rows."""
         stored, end = trail.stored, trail.end
         self._cut(trail, end)  # drop rows computed for another next token
@@ -137,9 +137,9 @@ class SelfDrafts:
         states = self._layer.prepared(trail.states[(positions - 1) % KEPT])
         while len(tokens) > _EACH:
             some = min(len(tokens) - 1, MAX_ROWS)
-            self._layer.run([Part(stored, tokens[:some], states[:some])])
+            self._layer.run([DraftRows(stored, tokens[:some], states[:some])])
             tokens, states = tokens[some:], states[some:]
-        return Part(stored, tokens, states)
+        return DraftRows(stored, tokens, states)
 
     def _ids(self, trails: Ordered[_Trail]) -> int:
         """How many ids to draft from: the least of `reaches` that covers nearly all of the latest tokens."""

@@ -15,7 +15,7 @@ from localllm.answer.placeholders import has_images
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import Counts
 from localllm.errors import RequestError
-from localllm.remote.connection import Call, Endpoint, RemoteError, is_local
+from localllm.remote.connection import Endpoint, RemoteCall, RemoteError, is_local
 from localllm.remote.ollama import OllamaModel, OllamaServer
 from localllm.remote.openai import OpenAIServer
 from tui.backend import ModelChoice, ModelInfo, short_name
@@ -64,7 +64,7 @@ class ServerBackend:
             return None
         body = {"model": self._info.name, "content": text}
         try:
-            tokens = Call(self._root, "POST", "/tokenize", body, PATIENCE_S).json().get("tokens")
+            tokens = RemoteCall(self._root, "POST", "/tokenize", body, PATIENCE_S).json().get("tokens")
         except RemoteError as error:
             self._tokenizes = error.status not in _NO_ROUTE | _OTHER_FIELDS
             return None
@@ -110,7 +110,7 @@ class ServerBackend:
         """What `read` finds in the server's response. Raises RemoteError, also if it is not what localllm sends."""
         route = f"/api/inspect?model={quote(model, safe='')}{more}"
         try:
-            return read(Call(self._root, "GET", route, patience_s=PATIENCE_S).json())
+            return read(RemoteCall(self._root, "GET", route, patience_s=PATIENCE_S).json())
         except RemoteError as error:
             # localllm answers 404 with a reason while the model is not loaded.
             if error.status == HTTPStatus.NOT_FOUND and "not loaded" not in str(error):
@@ -148,7 +148,7 @@ class OllamaBackend(ServerBackend):
             return None
         body = self._model.prepare(request).body
         try:
-            told = Call(self._root, "POST", "/api/cost", body, PATIENCE_S).json()
+            told = RemoteCall(self._root, "POST", "/api/cost", body, PATIENCE_S).json()
             return Counts(told["prompt_eval_count"], told["prompt_eval_cached_count"])
         except KeyError:
             self._prices = False

@@ -52,7 +52,7 @@ async def _serve(listening: socket.socket, arguments: Sequence[str]) -> None:
     # exec, so that closing the page ends the chat and not only its shell.
     command = subprocess.list2cmdline(words) if sys.platform == "win32" else "exec " + shlex.join(words)
     server = ChatServer(command, host="127.0.0.1", port=port, title="localllm")
-    gate = Gate(port)
+    gate = BrowserGate(port)
     site = await server._make_app()
     site.on_startup.clear()  # it prints textual-serve's own banner
     site.middlewares.append(gate.check)
@@ -84,7 +84,7 @@ class ChatServer(Server):
         return page
 
 
-class Gate:
+class BrowserGate:
     """Checks Host, Origin and cookie of each request, and allows one chat at a time. token: valid for one visit."""
 
     def __init__(self, port: int) -> None:

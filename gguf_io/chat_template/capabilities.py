@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from gguf_io.chat_template.sandbox import Outcome, TemplateSandbox
+from gguf_io.chat_template.sandbox import RenderOutcome, TemplateSandbox
 
 Marker = tuple[str, str]
 # Markers around reasoning, as models' templates write them: opening and closing.
@@ -149,7 +149,7 @@ def _render_probes(
     variables: frozenset[str],
     null_tools: bool,
     typed: bool = False,
-) -> dict[str, Outcome]:
+) -> dict[str, RenderOutcome]:
     """typed: write all contents as parts."""
     renders = [
         {

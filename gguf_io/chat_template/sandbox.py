@@ -24,7 +24,7 @@ _MAX_REPLY_BYTES = 12 * MAX_OUTPUT_CHARS + 4096  # JSON writes a character beyon
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RenderOutcome:
     """One rendering: the text, or "" and the error that the template raised."""
 
     text: str
@@ -38,13 +38,15 @@ class TemplateSandbox:
         self._source = source
         self._child = ConfinedChild("gguf_io.chat_template.worker", MAX_MEMORY_BYTES, _MAX_REPLY_BYTES)
 
-    def render(self, renders: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    def render(self, renders: Sequence[Mapping[str, Any]]) -> list[RenderOutcome]:
         """A rendering for each set of variables, all within the limits of one request. TemplateError beyond them."""
         messages = sum(len(variables["messages"]) for variables in renders)
         seconds = min(CPU_SECONDS + CPU_SECONDS_PER_MESSAGE * messages, MAX_CPU_SECONDS)
         reply = self._ask("renders", {"renders": renders}, seconds)
         return [
-            Outcome(outcome["text"]) if "text" in outcome else Outcome("", _located(outcome["error"], outcome["line"]))
+            RenderOutcome(outcome["text"])
+            if "text" in outcome
+            else RenderOutcome("", _located(outcome["error"], outcome["line"]))
             for outcome in reply["outcomes"]
         ]
 

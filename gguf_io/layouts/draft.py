@@ -18,7 +18,7 @@ _MOST = 2**31 - 1
 _VOCABULARY = ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 
 
-class Draft:
+class HeaderDraft:
     """Starts as a copy of the header.
 
     values: by key. encoded: by key, the bytes of its value, type included, or their range (start, stop) in the first

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gguf_io.header import Header, TensorInfo
-from gguf_io.layouts.draft import ARCHITECTURE, Draft
+from gguf_io.layouts.draft import ARCHITECTURE, HeaderDraft
 from gguf_io.layouts.ollama import OTHER_PARTS, RULES
 from gguf_io.metadata import Metadata
 
@@ -58,7 +58,7 @@ def translate(path: Path, header: Header, tensors: Sequence[TensorInfo]) -> Layo
     given = header.metadata.get(ARCHITECTURE)
     if not isinstance(given, str) or given not in RULES:
         return None
-    draft = Draft(path, header, tensors)
+    draft = HeaderDraft(path, header, tensors)
     rule = next((rule for rule in RULES[given] if rule.applies(draft)), None)
     if rule is None:
         return None

@@ -8,7 +8,7 @@ import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gguf_io.layouts.draft import Draft
+from gguf_io.layouts.draft import HeaderDraft
 from gguf_io.metadata import MetadataArray, Scalar
 
 # Parts of a file outside the text model, by the prefix of their tensors' names.
@@ -20,12 +20,12 @@ OTHER_PARTS = {
     "mm.": "projector",
     "mtp.": "multi-token prediction",
 }
-Mark = Callable[[Draft], bool]
+Mark = Callable[[HeaderDraft], bool]
 _BYTE_TOKEN, _NORMAL_TOKEN = 6, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LayoutRule:
     """How an architecture's files differ from the standard, applied in the order of the fields. A key that begins with
     a dot is prefixed with the architecture.
 
@@ -41,13 +41,13 @@ class Rule:
     written: Mapping[str, tuple[str, Scalar]] = field(default_factory=dict)
     missing: Mapping[str, tuple[str, Scalar]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    more: tuple[Callable[[Draft], None], ...] = ()
+    more: tuple[Callable[[HeaderDraft], None], ...] = ()
 
-    def applies(self, draft: Draft) -> bool:
+    def applies(self, draft: HeaderDraft) -> bool:
         """Whether a file of the architecture is in this layout."""
         return not self.marks or any(mark(draft) for mark in self.marks)
 
-    def rewrite(self, draft: Draft) -> None:
+    def rewrite(self, draft: HeaderDraft) -> None:
         """Translate it to the standard layout, except for the tensors of OTHER_PARTS."""
         if self.becomes:
             draft.become(self.becomes)
@@ -78,26 +78,26 @@ def _tensor(*beginnings: str) -> Mark:
     return lambda draft: draft.any_tensor(*beginnings)
 
 
-def _other_vocabulary(draft: Draft) -> bool:
+def _other_vocabulary(draft: HeaderDraft) -> bool:
     """Gemma 3n: whether the two embedding tables have vocabularies of different sizes."""
     whole, text = draft.shape("token_embd.weight"), draft.shape("per_layer_token_embd.weight")
     return whole is not None and text is not None and whole[0] != text[0]
 
 
-def _spelt_characters(draft: Draft) -> bool:
+def _spelt_characters(draft: HeaderDraft) -> bool:
     value = draft.values.get(_CHARACTERS)
     return isinstance(value, MetadataArray) and value.code == "s"
 
 
-def _experts(draft: Draft) -> bool:
+def _experts(draft: HeaderDraft) -> bool:
     return any(draft.number(key) for key in (".expert_count", ".expert_used_count"))
 
 
-def _without_embedding_norm(draft: Draft) -> bool:
+def _without_embedding_norm(draft: HeaderDraft) -> bool:
     return draft.shape("output_norm.weight") is not None and draft.shape("token_embd_norm.weight") is None
 
 
-def _nameless_llama_3(draft: Draft) -> bool:
+def _nameless_llama_3(draft: HeaderDraft) -> bool:
     """Llama 3's vocabulary without the name of its pre-tokenizer."""
     if draft.text(_PRE) not in (None, "", "default") or draft.text(_MODEL) != "gpt2":
         return False
@@ -105,10 +105,10 @@ def _nameless_llama_3(draft: Draft) -> bool:
     return len(tokens) > 128009 and (tokens[128006], tokens[128009]) == ("<|start_header_id|>", "<|eot_id|>")
 
 
-def _size(key: str, tensor: str, dimension: int) -> Callable[[Draft], None]:
+def _size(key: str, tensor: str, dimension: int) -> Callable[[HeaderDraft], None]:
     """Set a key to a dimension of a tensor's shape, outermost first, in the first layer that has the tensor."""
 
-    def change(draft: Draft) -> None:
+    def change(draft: HeaderDraft) -> None:
         shapes = (draft.shape(tensor.format(layer)) for layer in range(_LAYERS))
         if found := next((shape for shape in shapes if shape and len(shape) > dimension), None):
             draft.set(key, "I", found[dimension])
@@ -116,20 +116,20 @@ def _size(key: str, tensor: str, dimension: int) -> Callable[[Draft], None]:
     return change
 
 
-def _missing_size(key: str, tensor: str, dimension: int) -> Callable[[Draft], None]:
+def _missing_size(key: str, tensor: str, dimension: int) -> Callable[[HeaderDraft], None]:
     change = _size(key, tensor, dimension)
     return lambda draft: None if draft.has(key) else change(draft)
 
 
-def _pre_tokenizer(name: str) -> Callable[[Draft], None]:
+def _pre_tokenizer(name: str) -> Callable[[HeaderDraft], None]:
     """Set the pre-tokenizer's name if the file gives none."""
     return lambda draft: draft.set(_PRE, "s", name) if draft.text(_PRE) in (None, "", "default") else None
 
 
-def _sections(*sources: str) -> Callable[[Draft], None]:
+def _sections(*sources: str) -> Callable[[HeaderDraft], None]:
     """Set the RoPE sections from the first key that has at least three: four of them, padded with 0."""
 
-    def change(draft: Draft) -> None:
+    def change(draft: HeaderDraft) -> None:
         found = next((numbers for key in sources if len(numbers := draft.numbers(key)) >= 3), None)
         if found:
             draft.set(".rope.dimension_sections", "i", [*found, 0][:4])
@@ -137,30 +137,30 @@ def _sections(*sources: str) -> Callable[[Draft], None]:
     return change
 
 
-def _largest(key: str) -> Callable[[Draft], None]:
+def _largest(key: str) -> Callable[[HeaderDraft], None]:
     """Replace an array, 0 in layers without attention, by its largest number."""
 
-    def change(draft: Draft) -> None:
+    def change(draft: HeaderDraft) -> None:
         if largest := max(draft.numbers(key), default=0):
             draft.set(key, "I", largest)
 
     return change
 
 
-def _cut_vocabulary(draft: Draft) -> None:
+def _cut_vocabulary(draft: HeaderDraft) -> None:
     """Keep as many tokens as there are embeddings; the tokens after them stand for images."""
     if table := draft.shape("token_embd.weight"):
         draft.cut_vocabulary(table[0])
 
 
-def _stretched_positions(draft: Draft) -> None:
+def _stretched_positions(draft: HeaderDraft) -> None:
     """Gemma 3 from 4B up scales positions linearly by 8, which old files leave out."""
     if (draft.number(".context_length") or 0) >= 131072:
         draft.default(".rope.scaling.type", "s", "linear")
         draft.default(".rope.scaling.factor", "f", 8.0)
 
 
-def _dense_sizes(draft: Draft) -> None:
+def _dense_sizes(draft: HeaderDraft) -> None:
     """Sizes of EmbeddingGemma's two dense layers, from their shapes."""
     draft.drop(".attention.causal", ".attention.sliding_window_pattern")
     for name in ("dense_2", "dense_3"):
@@ -170,7 +170,7 @@ def _dense_sizes(draft: Draft) -> None:
             draft.set(f".{name}_feat_out", "I", shape[0])
 
 
-def _gemma3n_vocabulary(draft: Draft) -> None:
+def _gemma3n_vocabulary(draft: HeaderDraft) -> None:
     """Keep only the text vocabulary, and correct the types of its tokens."""
     if table := draft.shape("per_layer_token_embd.weight"):
         draft.cut_rows("token_embd.weight", table[0])
@@ -187,7 +187,7 @@ def _kind(token: str, kind: int) -> int:
     return _NORMAL_TOKEN if token.startswith("<unused") else kind
 
 
-def _absorbed_attention(draft: Draft) -> None:
+def _absorbed_attention(draft: HeaderDraft) -> None:
     """GLM 4.7 Flash: head sizes as llama.cpp's DeepSeek 2 defines them, with one head of compressed keys."""
     head, rank, turned = map(
         draft.number, (".attention.key_length", ".attention.kv_lora_rank", ".rope.dimension_count")
@@ -200,24 +200,24 @@ def _absorbed_attention(draft: Draft) -> None:
         draft.set(".attention.value_length_mla", "I", head)
 
 
-def _ends(draft: Draft) -> None:
+def _ends(draft: HeaderDraft) -> None:
     """The EOT and EOM tokens, from the list of all end tokens."""
     for key, token in zip(("eot", "eom"), draft.numbers("tokenizer.ggml.eos_token_ids")[1:], strict=False):
         draft.default(f"tokenizer.ggml.{key}_token_id", "I", token)
 
 
-def _shared_experts(draft: Draft) -> None:
+def _shared_experts(draft: HeaderDraft) -> None:
     """DeepSeek OCR: how many experts make up the shared one."""
     shape, width = draft.shape("blk.1.ffn_down_shexp.weight"), draft.number(".expert_feed_forward_length")
     if shape and width:
         draft.default(".expert_shared_count", "I", shape[-1] // width)
 
 
-def _deep_layers(draft: Draft) -> None:
+def _deep_layers(draft: HeaderDraft) -> None:
     draft.default(".n_deepstack_layers", "I", len(draft.numbers(".vision.deepstack_visual_indexes")))
 
 
-def _characters(draft: Draft) -> None:
+def _characters(draft: HeaderDraft) -> None:
     """Snowflake Arctic Embed 2: decode a character map stored as base64, one letter per array item."""
     value = draft.values[_CHARACTERS]
     if isinstance(value, MetadataArray):
@@ -231,7 +231,7 @@ def _characters(draft: Draft) -> None:
 _LAYERS = 1024
 _MODEL, _PRE, _CHARACTERS = (f"tokenizer.ggml.{key}" for key in ("model", "pre", "precompiled_charsmap"))
 _IMAGES = _tensor("v.", "mm.")
-_QWEN35 = Rule(
+_QWEN35 = LayoutRule(
     marks=(
         _has(".vision.block_count", ".image_token_id", ".ssm.v_head_reordered", ".rope.mrope_interleaved"),
         _tensor("mtp.", "v."),
@@ -242,7 +242,7 @@ _QWEN35 = Rule(
         _sections(".rope.dimension_sections", ".rope.mrope_section", ".mrope_sections"),
     ),
 )
-_QWEN3VL = Rule(
+_QWEN3VL = LayoutRule(
     marks=(_lacks(".rope.dimension_sections"), _IMAGES),
     more=(
         _sections(".rope.dimension_sections", ".rope.mrope_section"),
@@ -251,7 +251,7 @@ _QWEN3VL = Rule(
         _deep_layers,
     ),
 )
-_GEMMA3 = Rule(
+_GEMMA3 = LayoutRule(
     marks=(
         _IMAGES,
         _has(".mm.tokens_per_image", ".rope.global.freq_base", ".rope.local.freq_base"),
@@ -266,22 +266,22 @@ _GEMMA3 = Rule(
     },
     more=(_stretched_positions, _cut_vocabulary),
 )
-_LFM2 = Rule(
+_LFM2 = LayoutRule(
     marks=(_without_embedding_norm, _IMAGES),
     written={_PRE: ("s", "lfm2")},
     renamed={r"^output_norm\.": "token_embd_norm."},
 )
-_NEMOTRON = Rule(
+_NEMOTRON = LayoutRule(
     marks=(_tensor("mtp."), lambda draft: any(".ffn_latent_in" in name for name in draft.tensors)),
     renamed={r"\.ffn_latent_in\b": ".ffn_latent_down", r"\.ffn_latent_out\b": ".ffn_latent_up"},
     more=(_missing_size(".moe_latent_size", "blk.{}.ffn_latent_down.weight", 0),),
 )
 
 # By the architecture that the file names; the first rule that applies is used.
-RULES: Mapping[str, tuple[Rule, ...]] = {
-    "bert": (Rule(marks=(_spelt_characters,), more=(_characters,)),),
+RULES: Mapping[str, tuple[LayoutRule, ...]] = {
+    "bert": (LayoutRule(marks=(_spelt_characters,), more=(_characters,)),),
     "deepseekocr": (
-        Rule(
+        LayoutRule(
             becomes="deepseek2-ocr",
             missing={".attention.layer_norm_rms_epsilon": ("f", 1e-6)},
             more=(_missing_size(".expert_feed_forward_length", "blk.{}.ffn_down_exps.weight", 2), _shared_experts),
@@ -298,11 +298,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         _GEMMA3,
     ),
     "gemma3n": (
-        Rule(marks=(_other_vocabulary,), written={_MODEL: ("s", "llama")}, more=(_gemma3n_vocabulary,)),
-        Rule(marks=(_tensor("v.", "a.", "mm."),)),
+        LayoutRule(marks=(_other_vocabulary,), written={_MODEL: ("s", "llama")}, more=(_gemma3n_vocabulary,)),
+        LayoutRule(marks=(_tensor("v.", "a.", "mm."),)),
     ),
     "gemma4": (
-        Rule(
+        LayoutRule(
             marks=(_tensor("a.", "v.", "mm.", "model.vision_tower."), _is(_MODEL, "llama")),
             renamed={r"\.ffn_gate_inp\.per_expert_scale$": ".ffn_down_exps.scale"},
             # Its vocabulary uses byte pairs, whatever the file calls it.
@@ -310,7 +310,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     "glm4moelite": (
-        Rule(
+        LayoutRule(
             becomes="deepseek2",
             written={_PRE: ("s", "glm4")},
             missing={".expert_group_count": ("I", 1), ".expert_group_used_count": ("I", 1)},
@@ -318,7 +318,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     "gptoss": (
-        Rule(
+        LayoutRule(
             becomes="gpt-oss",
             written={_PRE: ("s", "gpt-4o")},
             missing={".rope.scaling.type": ("s", "yarn")},
@@ -331,7 +331,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     "laguna": (
-        Rule(
+        LayoutRule(
             marks=(
                 _has(".rope.swa.dimension_count", ".rope.swa.freq_base"),
                 lambda draft: draft.shape("blk.0.attn_g.weight") is not None,
@@ -345,10 +345,10 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "lfm2": (replace(_LFM2, more=(_size(".feed_forward_length", "blk.{}.ffn_gate.weight", 0),)),),
     "lfm2moe": (_LFM2,),
-    "llama": (Rule(marks=(_nameless_llama_3,), written={_PRE: ("s", "llama-bpe")}),),
-    "llama4": (Rule(marks=(_IMAGES,)),),
+    "llama": (LayoutRule(marks=(_nameless_llama_3,), written={_PRE: ("s", "llama-bpe")}),),
+    "llama4": (LayoutRule(marks=(_IMAGES,)),),
     "mistral3": (
-        Rule(
+        LayoutRule(
             marks=(
                 _IMAGES,
                 _has(".rope.scaling.beta_fast", ".rope.scaling.mscale_all_dim", ".rope.scaling_beta"),
@@ -365,14 +365,14 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "nemotron_h_moe": (_NEMOTRON,),
     "nemotron_h_omni": (
         replace(_NEMOTRON, marks=(_experts,), becomes="nemotron_h_moe"),
-        Rule(becomes="nemotron_h"),
+        LayoutRule(becomes="nemotron_h"),
     ),
-    "olmo3": (Rule(becomes="olmo2"),),
-    "qwen25vl": (Rule(becomes="qwen2vl", more=(_sections(".rope.dimension_sections", ".rope.mrope_section"),)),),
+    "olmo3": (LayoutRule(becomes="olmo2"),),
+    "qwen25vl": (LayoutRule(becomes="qwen2vl", more=(_sections(".rope.dimension_sections", ".rope.mrope_section"),)),),
     "qwen35": (_QWEN35,),
     "qwen35moe": (_QWEN35,),
     "qwen3next": (
-        Rule(
+        LayoutRule(
             marks=(lambda draft: any(name.endswith(".ssm_dt") for name in draft.tensors), _tensor("mtp.")),
             renamed=_QWEN35.renamed,
             more=(_largest(".attention.head_count_kv"),),

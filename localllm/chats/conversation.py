@@ -13,7 +13,7 @@ from localllm.chats.parameters import NAMES, Parameters
 from localllm.engine.request import ContextPolicy, FinishReason
 from localllm.errors import RequestError
 from localllm.quoting.excerpt import INSTRUCTION
-from localllm.quoting.quotations import QuotationChecker, Source
+from localllm.quoting.quotations import QuotationChecker, QuotedSource
 from localllm.text import harmless
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Conversation:
         files = [file for one in earlier for file in one.attachments if not file.picture]
         if not any(file.line for file in files):
             return None
-        return QuotationChecker([Source(file.as_excerpt()) for file in files], cite=_cite)
+        return QuotationChecker([QuotedSource(file.as_excerpt()) for file in files], cite=_cite)
 
     def checked(self, message: Message) -> str:
         """A message's text; in an answer, quotations are followed by their sources."""

@@ -79,7 +79,7 @@ class Export(NamedTuple):
     problems: list[str]
 
 
-class Found(NamedTuple):
+class FoundExport(NamedTuple):
     """An export beside what is stored. present: chats that are stored already, maybe continued."""
 
     program: str
@@ -113,7 +113,7 @@ class Found(NamedTuple):
             yield f"bad   {problem}"
 
 
-def compare(export: Export, store: SessionStore) -> Found:
+def compare(export: Export, store: SessionStore) -> FoundExport:
     """Tell the new chats of an export from those that the store has, maybe continued. Raises SessionError.
 
     Of chats of the same title and messages in one export, the first counts.
@@ -123,7 +123,7 @@ def compare(export: Export, store: SessionStore) -> Found:
         whole = frozenset(_paths(texts))
         for path in whole:
             having.setdefault(path, []).append(whole)
-    found = Found(export.program, [], [], export.problems)
+    found = FoundExport(export.program, [], [], export.problems)
     seen: set[tuple[str, frozenset[int]]] = set()
     for chat in export.chats:
         paths = _paths((one.id, one.parent_id, str(one.role), one.content) for one in chat.messages)

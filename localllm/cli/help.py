@@ -139,7 +139,7 @@ class PlainGroup(TyperGroup):
         return _without_pydantic(super().get_params(ctx))
 
 
-class Program(PlainGroup):
+class CommandPanels(PlainGroup):
     """All commands, listed in panels."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

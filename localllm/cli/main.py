@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined] # importable from here in all versions
 
-from localllm.cli.help import FIRST_STEPS, PlainCommand, PlainGroup, Program, examples
+from localllm.cli.help import FIRST_STEPS, CommandPanels, PlainCommand, PlainGroup, examples
 from localllm.errors import RequestError
 from localllm.front import terminal
 from localllm.front.options import COMPLETION_VARIABLE, DEBUG, PROGRAM, with_flags
@@ -87,7 +87,7 @@ def application(commands: Mapping[str, str] = COMMANDS) -> typer.Typer:
     """The command line with these commands, and with `measure` if one of them measures; imports their functions."""
     app = typer.Typer(
         name=PROGRAM,
-        cls=Program,
+        cls=CommandPanels,
         epilog=FIRST_STEPS,
         context_settings={"help_option_names": ["-h", "--help"]},
         add_completion=False,  # `completion` prints the scripts

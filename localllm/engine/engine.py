@@ -16,7 +16,7 @@ from cpu_kernels.cores import usable_processors
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation, Vocabulary, sequence_of
-from localllm.engine.inspection import EngineSnapshot, Found, Journal, StepRecord
+from localllm.engine.inspection import EngineSnapshot, Found, StepJournal, StepRecord
 from localllm.engine.kv_manager import KVManager
 from localllm.engine.request import (
     ContextPolicy,
@@ -125,7 +125,7 @@ class Engine:
         )
         self._costs = costs
         self._scheduler = Scheduler(runner, self._kv, max_running, drafter, clock, chunk)
-        self._journal = Journal()
+        self._journal = StepJournal()
         self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
         self._aside = runner if info.computes_aside and isinstance(runner, ComputesAside) else None

@@ -108,7 +108,7 @@ class EngineSnapshot:
     kept_window_pages: int = 0
 
 
-class Journal:
+class StepJournal:
     """Keeps recent steps and timelines, and answers questions about the engine between two steps.
 
     steps, timelines: of the latest steps and requests, oldest first; the engine appends a request's timeline when it

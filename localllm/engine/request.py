@@ -60,7 +60,7 @@ class ContextPolicy(StrEnum):
     ROLLING = "rolling"
 
 
-class Conversation(Protocol):
+class PromptMessages(Protocol):
     """The messages at the start of a prompt."""
 
     @property
@@ -107,7 +107,7 @@ class GenerationRequest:
     background: bool = False
     context_policy: ContextPolicy = ContextPolicy.REFUSE
     # Only needed for ContextPolicy.DROP_MESSAGES, and only used if something must be dropped.
-    messages: Conversation | None = None
+    messages: PromptMessages | None = None
     # Whether the KV may go to the disk tier afterwards.
     persist: bool = True
     # Made by LoadedModel.constraint and not advanced yet; the engine works on a copy. The constraint alone decides when

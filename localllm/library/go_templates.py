@@ -10,7 +10,7 @@ tools, is replaced by the model file's own template if that is of the same famil
 import re
 from dataclasses import dataclass
 
-from gguf_io.chat_template.defaults import FAMILIES, INSTRUCT, Family
+from gguf_io.chat_template.defaults import FAMILIES, INSTRUCT, DefaultTemplate
 from localllm.library.errors import LibraryError
 
 _MARKER = re.compile(r"<\|?[^<>\s|]+\|?>|<｜[^<>\s]+｜>|<<[^<>\s]+>>|\[/?[A-Z_]+\]")
@@ -20,7 +20,7 @@ _MARKER = re.compile(r"<\|?[^<>\s|]+\|?>|<｜[^<>\s]+｜>|<<[^<>\s]+>>|\[/?[A-Z_
 class GoFamily:
     """The text that templates of a family may write: its markers, other harmless ones, and role names."""
 
-    family: Family
+    family: DefaultTemplate
     also: frozenset[str]
     words: frozenset[str]
 

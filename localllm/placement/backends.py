@@ -38,7 +38,7 @@ from localllm.settings import KVType, Settings
 
 if TYPE_CHECKING:
     from gpu_offload.devices import Device
-    from localllm.placement.llama import Request
+    from localllm.placement.llama import LlamaRequest
     from models.native_runner import NativeRunner
     from models.packed_file import PackedWeights
 
@@ -268,10 +268,12 @@ def place_on_gpus(
     return replace(placed, settings=settings, notes=(*placed.notes, *_key_notes(file, settings)))
 
 
-def plan_request(file: ModelFile, settings: Settings, projector: Path | None = None, reason: str = "") -> "Request":
+def plan_request(
+    file: ModelFile, settings: Settings, projector: Path | None = None, reason: str = ""
+) -> "LlamaRequest":
     """The settings for llama.cpp's devices and context, for a model and its projector."""
     from gpu_offload.memory import projector_bytes
-    from localllm.placement.llama import Request
+    from localllm.placement.llama import LlamaRequest
 
     base = LlamaOptions(
         max_sequences=LLAMA_SEQUENCES,
@@ -284,7 +286,7 @@ def plan_request(file: ModelFile, settings: Settings, projector: Path | None = N
         image_min_tokens=settings.image_min_tokens,
         image_max_tokens=settings.image_max_tokens,
     )
-    return Request(
+    return LlamaRequest(
         reason,
         # llama.cpp allocates all cells at once: twice the limit holds a chat and other chats' prefixes.
         context_tokens=context_limit(file, settings.ctx),

@@ -21,7 +21,7 @@ _DRY_RUNS = 6  # at most, 10 to 100 ms each; one or two are usual
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LlamaRequest:
     """What the caller requests. None leaves the choice to the planner."""
 
     reason: str = ""  # why llama.cpp computes the model
@@ -39,7 +39,7 @@ class Request:
     base: LlamaOptions = field(default_factory=LlamaOptions)  # everything else
 
 
-def plan(model: ModelFile, gpus: Sequence[Device], main_memory: int, request: Request | None = None) -> Placement:
+def plan(model: ModelFile, gpus: Sequence[Device], main_memory: int, request: LlamaRequest | None = None) -> Placement:
     """Choose the context, the KV type and the layers for each GPU.
 
     main_memory: free bytes of main memory. The longest context (up to 32768 tokens) with which the whole model fits on
@@ -49,14 +49,14 @@ def plan(model: ModelFile, gpus: Sequence[Device], main_memory: int, request: Re
     False. Raises ValueError for a KV type that the model's heads do not fit, ModelFileError for incomplete metadata,
     DeviceRequestError for requests about missing GPUs.
     """
-    request = request or Request()
+    request = request or LlamaRequest()
     _check_devices(request, gpus)
     planner = _Planner(FileSizes(model), gpus, main_memory, request)
     made = planner.plan()
     return planner.corrected(made) if request.dry_run else made
 
 
-def _check_devices(request: Request, gpus: Sequence[Device]) -> None:
+def _check_devices(request: LlamaRequest, gpus: Sequence[Device]) -> None:
     if not gpus and (request.gpu_layers or request.about_gpus):
         layers = f"gpu_layers is {request.gpu_layers}, but " if request.gpu_layers else ""
         others = f"{', '.join(request.about_gpus)} set, but " if request.about_gpus and not layers else ""
@@ -72,7 +72,7 @@ def _check_devices(request: Request, gpus: Sequence[Device]) -> None:
 class _Planner:
     """One planning run. Units are the repeating layers and, last, the output layer; counts are units per GPU."""
 
-    def __init__(self, sizes: FileSizes, gpus: Sequence[Device], main_memory: int, request: Request) -> None:
+    def __init__(self, sizes: FileSizes, gpus: Sequence[Device], main_memory: int, request: LlamaRequest) -> None:
         self.sizes = sizes
         self.request = request
         self.gpus = list(gpus)

@@ -34,7 +34,7 @@ class Quotation:
     checked: bool = True
 
 
-class Source:
+class QuotedSource:
     """An excerpt in which quotations are looked up: all white space counts as equal, and so do kinds of quotes."""
 
     def __init__(self, excerpt: Excerpt) -> None:
@@ -82,7 +82,7 @@ class QuotationChecker:
     place, any other by a note. A block of code counts as a quotation. cite: formats the place after a quotation.
     """
 
-    sources: Sequence[Source]
+    sources: Sequence[QuotedSource]
     cite: Callable[[str], str] = lambda place: f" [{place}]"
     quotations: list[Quotation] = field(default_factory=list)
     _held: str = ""

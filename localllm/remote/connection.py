@@ -116,7 +116,7 @@ def is_local(host: str) -> bool:
         return False
 
 
-class Call:
+class RemoteCall:
     """A request and its response. One thread reads it, once; any thread may cancel it."""
 
     def __init__(

@@ -15,8 +15,8 @@ from localllm.answer.request import AnswerRequest, Message
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 from localllm.errors import RequestError
-from localllm.remote.connection import Call, Endpoint, RemoteError
-from localllm.remote.stream import Meter, RemotePrompt, read_logprobs
+from localllm.remote.connection import Endpoint, RemoteCall, RemoteError
+from localllm.remote.stream import RemoteMeter, RemotePrompt, read_logprobs
 
 if TYPE_CHECKING:
     from gguf_io.runner_info import LoadProgress
@@ -36,7 +36,7 @@ class OllamaServer:
         progress(f"{self.endpoint.host} loads {name}", 0.0)
         shown = self.ask("POST", "/api/show", {"model": name})
         # An empty conversation only loads the model. A localllm server reports progress.
-        call = Call(self.endpoint, "POST", "/api/chat", {"model": name, "messages": [], "progress": True})
+        call = RemoteCall(self.endpoint, "POST", "/api/chat", {"model": name, "messages": [], "progress": True})
         for line in _objects(call):
             if "error" in line:
                 raise RemoteError(f"{self.endpoint} cannot load {name}: {line['error']}")
@@ -62,7 +62,7 @@ class OllamaServer:
 
     def ask(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request to a route that does not stream, and return the response."""
-        return Call(self.endpoint, method, route, body).json()
+        return RemoteCall(self.endpoint, method, route, body).json()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _message(message: Message) -> dict[str, Any]:
     return fields
 
 
-def _read(call: Call, meter: Meter, most: int) -> Iterator[AnswerEvent]:
+def _read(call: RemoteCall, meter: RemoteMeter, most: int) -> Iterator[AnswerEvent]:
     """See Reader. most: alternatives for each log-probability."""
     for line in _objects(call):
         if "error" in line:
@@ -139,7 +139,7 @@ def _read(call: Call, meter: Meter, most: int) -> Iterator[AnswerEvent]:
         yield meter.event(parts, logprobs, _progress(line))
 
 
-def _objects(call: Call) -> Iterator[dict[str, Any]]:
+def _objects(call: RemoteCall) -> Iterator[dict[str, Any]]:
     """The JSON object of each line. Raises RemoteError."""
     for line in call.lines():
         if not line.strip():

@@ -15,9 +15,9 @@ from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import Counts, FinishReason
 from localllm.errors import RequestError, SettingsError
-from localllm.remote.connection import Call, Endpoint, RemoteError, refusal
+from localllm.remote.connection import Endpoint, RemoteCall, RemoteError, refusal
 from localllm.remote.fields import chat_fields, completion_fields
-from localllm.remote.stream import Meter, RemotePrompt, read_logprobs
+from localllm.remote.stream import RemoteMeter, RemotePrompt, read_logprobs
 from localllm.settings import Settings, read_key
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class OpenAIServer:
 
     def models(self) -> "list[OpenAIModel]":
         """The server's models. Raises RemoteError."""
-        rows = Call(self.endpoint, "GET", "/models", patience_s=LIST_PATIENCE_S).json().get("data") or ()
+        rows = RemoteCall(self.endpoint, "GET", "/models", patience_s=LIST_PATIENCE_S).json().get("data") or ()
         return [
             # llama-server ignores a completion's suffix.
             OpenAIModel(self, str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
@@ -145,7 +145,7 @@ class OpenAIModel:
         return scores, int((answer.get("usage") or {}).get("total_tokens") or 0)
 
     def _ask(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return Call(self.server.endpoint, "POST", route, body).json()
+        return RemoteCall(self.server.endpoint, "POST", route, body).json()
 
 
 def unavailable(what: str) -> RemoteError:
@@ -153,7 +153,7 @@ def unavailable(what: str) -> RemoteError:
     return RemoteError(f"{what}: not available, since the model is on a remote server of OpenAI's protocol", 501)
 
 
-def _read(call: Call, meter: Meter, most: int) -> Iterator[AnswerEvent]:
+def _read(call: RemoteCall, meter: RemoteMeter, most: int) -> Iterator[AnswerEvent]:
     """See Reader. most: alternatives for each log-probability."""
     calls, finish = _Calls(), None
     for event in _events(call):
@@ -177,7 +177,7 @@ def _read(call: Call, meter: Meter, most: int) -> Iterator[AnswerEvent]:
         yield meter.event(tuple(calls.flush()), finish_reason=finish)
 
 
-def _events(call: Call) -> Iterator[dict[str, Any]]:
+def _events(call: RemoteCall) -> Iterator[dict[str, Any]]:
     """The server-sent events up to [DONE]. Raises RemoteError, also if an event reports an error."""
     for line in call.lines():
         if not line.startswith(b"data:"):

@@ -11,7 +11,7 @@ from typing import Any
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 from localllm.engine.stream import EventStream
-from localllm.remote.connection import Call, Endpoint, RemoteError
+from localllm.remote.connection import Endpoint, RemoteCall, RemoteError
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ NO_REASON = (
 
 
 @dataclass(slots=True)
-class Meter:
+class RemoteMeter:
     """Counts and times of an answer, measured by the client until the server sends its own."""
 
     began: float
@@ -57,7 +57,7 @@ class Meter:
 
 # Reads an answer: yields its events, the last one with a finish_reason. Raises RemoteError; and TypeError, ValueError,
 # KeyError, AttributeError or RecursionError if the server does not follow its protocol.
-Reader = Callable[[Call, Meter], Iterator[AnswerEvent]]
+Reader = Callable[[RemoteCall, RemoteMeter], Iterator[AnswerEvent]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class RemotePrompt:
     def submit(self, choice: int = 0) -> "RemoteStream":
         """See Prompt. Does not block; the stream reports a refusal."""
         body = {**self.body, "seed": self.body["seed"] + choice} if choice and "seed" in self.body else self.body
-        return RemoteStream(Call(self.endpoint, "POST", self.route, body), self.read)
+        return RemoteStream(RemoteCall(self.endpoint, "POST", self.route, body), self.read)
 
 
 class RemoteStream(EventStream[AnswerEvent]):
     """Sends a request and reads its answer. Implements AnswerStream; the protocols cancel by closing the connection."""
 
-    def __init__(self, call: Call, read: Reader) -> None:
+    def __init__(self, call: RemoteCall, read: Reader) -> None:
         self._room = threading.Event()  # set when the reader has taken events from a full stream, or cancels
         super().__init__(self._room.set, self._leave)
         self.accepted: Future[None] = Future()
@@ -96,7 +96,7 @@ class RemoteStream(EventStream[AnswerEvent]):
         self._room.set()
 
     def _run(self) -> None:
-        meter = Meter(time.monotonic())
+        meter = RemoteMeter(time.monotonic())
         failure: Exception
         try:
             self._call.open()

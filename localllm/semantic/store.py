@@ -36,7 +36,7 @@ class SemanticCacheError(LocalLLMError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class CachedAnswer:
     """A stored answer. scope: a digest of all but the question that the answer depends on. created, used: Unix time."""
 
     id: int
@@ -82,7 +82,7 @@ class AnswerStore:
 
     def nearest(
         self, scope: str, question: str, vector: NDArray[np.float32], least: float
-    ) -> tuple[Stored, float] | None:
+    ) -> tuple[CachedAnswer, float] | None:
         """The answer to the nearest question of a scope, and its cosine, if that is at least `least`.
 
         Questions that differ in a fact are passed over. Counts the hit.
@@ -121,7 +121,7 @@ class AnswerStore:
             while (self._db.execute("SELECT sum(bytes) FROM entry").fetchone()[0] or 0) > self._most:
                 self._db.execute("DELETE FROM entry WHERE id = (SELECT id FROM entry ORDER BY used, id LIMIT 1)")
 
-    def entries(self) -> list[Stored]:
+    def entries(self) -> list[CachedAnswer]:
         """All stored answers, the most recently used first."""
         with self._lock, self._errors():
             self._remove_expired()
@@ -137,9 +137,9 @@ class AnswerStore:
         """Close the file."""
         self._db.close()
 
-    def _entries(self, which: str, *values: object) -> list[Stored]:
-        names = ", ".join(Stored.__dataclass_fields__)
-        return [Stored(*row) for row in self._db.execute(f"SELECT {names} FROM entry {which}", values)]
+    def _entries(self, which: str, *values: object) -> list[CachedAnswer]:
+        names = ", ".join(CachedAnswer.__dataclass_fields__)
+        return [CachedAnswer(*row) for row in self._db.execute(f"SELECT {names} FROM entry {which}", values)]
 
     def _remove_expired(self) -> None:
         """Remove what is too old, and what a clock that was set back would keep for longer."""

@@ -16,7 +16,7 @@ Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class QuestionPair:
     """Two questions, and whether one answer fits both."""
 
     one: str
@@ -40,7 +40,7 @@ class Threshold:
     refused: int
 
 
-def read_pairs(path: Path) -> list[Pair]:
+def read_pairs(path: Path) -> list[QuestionPair]:
     """Lines of JSON: {"a": text, "b": text, "same": true or false}. Raises RequestError naming the line."""
     found = []
     for number, line in enumerate(read_text(path, pipes=True).splitlines(), 1):
@@ -53,13 +53,13 @@ def read_pairs(path: Path) -> list[Pair]:
             raise RequestError(f'{path}, line {number}: expected {{"a": text, "b": text, "same": true}}.') from error
         if not (isinstance(one, str) and isinstance(other, str) and isinstance(same, bool) and one and other):
             raise RequestError(f"{path}, line {number}: a and b must be texts, and same true or false.")
-        found.append(Pair(one, other, same))
+        found.append(QuestionPair(one, other, same))
     if not any(pair.same for pair in found) or all(pair.same for pair in found):
         raise RequestError(f"{path} needs pairs of the same meaning and pairs of different meanings.")
     return found
 
 
-def measure(pairs: Sequence[Pair], embed: Embed, rate: float) -> Threshold:
+def measure(pairs: Sequence[QuestionPair], embed: Embed, rate: float) -> Threshold:
     """The least threshold at which at most `rate` of the pairs with different meanings hit."""
     vectors = embed([text for pair in pairs for text in (pair.one, pair.other)])
     cosines = (vectors[::2] * vectors[1::2]).sum(axis=1)

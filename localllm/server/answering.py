@@ -18,7 +18,7 @@ from localllm.server.errors import known, refusal_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.load_watch import LoadListener
 from localllm.server.semantic import hit_headers
-from localllm.server.service import Run, Service, for_user_of
+from localllm.server.service import RunningAnswers, Service, for_user_of
 from localllm.server.streams import held_lines, streamed
 from localllm.server.wire import SSE, SSE_COMMENT, load_progress, prompt_progress, sse
 
@@ -41,7 +41,7 @@ class Writer(ABC):
     media_type = SSE
     route: type[ProtocolRoute] = ProtocolRoute
 
-    def begin(self, run: Run) -> Iterable[bytes]:
+    def begin(self, run: RunningAnswers) -> Iterable[bytes]:
         """Before the first event. An error raised here still sets the HTTP status."""
         return ()
 
@@ -54,11 +54,11 @@ class Writer(ABC):
         return SSE_COMMENT
 
     @abstractmethod
-    def event(self, run: Run, index: int, event: AnswerEvent) -> Iterable[bytes]:
+    def event(self, run: RunningAnswers, index: int, event: AnswerEvent) -> Iterable[bytes]:
         """An event of one answer, to which it is already added."""
 
     @abstractmethod
-    def end(self, run: Run) -> Iterable[bytes]:
+    def end(self, run: RunningAnswers) -> Iterable[bytes]:
         """After the last event of every answer."""
 
     def error(self, error: LocalLLMError) -> bytes:
@@ -70,7 +70,7 @@ class Writer(ABC):
         return self.route.error_body(refusal_of(error))
 
     @abstractmethod
-    def whole(self, run: Run) -> Any:
+    def whole(self, run: RunningAnswers) -> Any:
         """The complete answers as one JSON object."""
 
 
@@ -93,7 +93,7 @@ async def answer(
     for_user, options, keep_alive = for_user_of(http, requests), service.options, keep_alive_s(body.keep_alive)
 
     @contextlib.asynccontextmanager
-    async def running(listener: LoadListener | None = None) -> AsyncGenerator[Run, None]:
+    async def running(listener: LoadListener | None = None) -> AsyncGenerator[RunningAnswers, None]:
         async with service.run(body.model, for_user, keep_alive, choices=choices, listener=listener) as run:
             if options.models_of(body.model):
                 body.model = run.lease.name
@@ -117,7 +117,7 @@ async def count_tokens(service: Service, model: str, request: AnswerRequest) -> 
     return len(known(prompt.tokens, "the number of tokens"))
 
 
-async def _lines(run: Run, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:
+async def _lines(run: RunningAnswers, writer: Writer, progress: bool) -> AsyncGenerator[bytes, None]:
     for line in [*writer.begin(run), b""]:  # the empty line starts the response
         yield line
     told: dict[int, Progress] = {}  # the last progress of each prompt in prefill

@@ -342,7 +342,7 @@ class CustomCall(Body):
     input: str = ""
 
 
-class ToolCall(Body):
+class OpenAIToolCall(Body):
     """A tool call in an assistant's message: of a function, or of a custom tool."""
 
     id: str | None = None
@@ -351,13 +351,13 @@ class ToolCall(Body):
     custom: CustomCall | None = None
 
 
-class Message(Body):
+class OpenAIMessage(Body):
     """A message in OpenAI's format."""
 
     role: str
     content: str | Objects | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[OpenAIToolCall], Field(fail_fast=True)] | None = None
     function_call: FunctionCall | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
@@ -372,15 +372,15 @@ class ToolFunction(Body):
     name: str
 
 
-class Tool(Body):
+class OpenAITool(Body):
     """A tool that the model may call."""
 
     type: Literal["function"] = "function"
     function: ToolFunction
 
 
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Messages = Annotated[list[OpenAIMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[OpenAITool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
@@ -401,7 +401,7 @@ def stop_strings(value: Any, name: str = "stop") -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop)
 
 
-def offered_tools(tools: list[Tool] | None) -> list[Object]:
+def offered_tools(tools: list[OpenAITool] | None) -> list[Object]:
     """The tools as chat templates expect them."""
     return [{"type": "function", "function": tool.function.model_dump(exclude_unset=True)} for tool in tools or []]
 

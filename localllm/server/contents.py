@@ -13,7 +13,7 @@ from gguf_io.errors import PictureError
 from localllm.answer.placeholders import NOTE, without_images
 from localllm.answer.request import AnswerRequest
 from localllm.extraction import UnreadableError
-from localllm.server.bodies import Message, ToolCall, note_ignored, shown
+from localllm.server.bodies import OpenAIMessage, OpenAIToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
 from localllm.server.fetching import FETCHER
 from localllm.server.files import file_text
@@ -26,14 +26,14 @@ _FETCHED = ("http://", "https://")
 
 
 @dataclass(slots=True)
-class Reading:
+class ImageReading:
     """The images of the current request. fetches: whether those at URLs are fetched. images: read so far."""
 
     fetches: bool = False
     images: int = 0
 
 
-READING: ContextVar[Reading | None] = ContextVar("reading", default=None)
+READING: ContextVar[ImageReading | None] = ContextVar("reading", default=None)
 
 
 def left_out(kind: str) -> str:
@@ -152,7 +152,7 @@ def with_few_images(request: AnswerRequest) -> AnswerRequest:
     return replace(request, messages=without_images(request.messages, surplus))
 
 
-def openai_message(message: Message) -> dict[str, Any]:
+def openai_message(message: OpenAIMessage) -> dict[str, Any]:
     """An OpenAI message as chat templates expect it. Raises what openai_content raises."""
     fields: dict[str, Any] = {"role": message.role, "content": openai_content(message.content, message.role)}
     if message.role == "function":  # a call's result in the older form, before tools
@@ -160,7 +160,7 @@ def openai_message(message: Message) -> dict[str, Any]:
     if message.tool_calls:
         fields["tool_calls"] = [_call(call) for call in message.tool_calls]
     elif message.function_call:
-        fields["tool_calls"] = [_call(ToolCall(function=message.function_call))]
+        fields["tool_calls"] = [_call(OpenAIToolCall(function=message.function_call))]
     if reasoning := message.reasoning_content or message.reasoning:
         fields["reasoning_content"] = reasoning
     for key in ("name", "tool_call_id"):
@@ -169,7 +169,7 @@ def openai_message(message: Message) -> dict[str, Any]:
     return fields
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: OpenAIToolCall) -> dict[str, Any]:
     """A tool call as chat templates expect it. A custom tool's text becomes the argument `input`."""
     if call.custom is not None:
         function: dict[str, Any] = {"name": call.custom.name, "arguments": {"input": call.custom.input}}

@@ -10,7 +10,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
 from localllm.server.bodies import IGNORED
-from localllm.server.contents import READING, Reading
+from localllm.server.contents import READING, ImageReading
 from localllm.server.errors import TOO_LONG_OLLAMA, Refusal
 from localllm.server.files import READ
 from localllm.server.limits import (
@@ -156,7 +156,7 @@ class ProtocolRoute(APIRoute):
                 return await handler(request)
             IGNORED.set([])
             READ.set([])
-            READING.set(Reading(request.app.state.service.options.settings.fetch_images))
+            READING.set(ImageReading(request.app.state.service.options.settings.fetch_images))
             await request.body()  # any message received after the body means that the client has left
             return await connected(request, handler(request))
 

@@ -19,7 +19,7 @@ from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, 
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadListener
-from localllm.server.models_manager import ModelManager, Slot
+from localllm.server.models_manager import LoadSlot, ModelManager
 from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
 from localllm.settings import Settings
 
@@ -138,7 +138,7 @@ def _together(first: ResidentModel, other: ResidentModel) -> ResidentModel:
     )
 
 
-def _resident(slot: Slot, about: ModelAbout) -> ResidentModel:
+def _resident(slot: LoadSlot, about: ModelAbout) -> ResidentModel:
     left = slot.seconds_left
     if slot.model is None:
         return ResidentModel(about, left, about.size, about.context, loading=slot.watch.state)

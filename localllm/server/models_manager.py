@@ -34,7 +34,7 @@ STOPPING = "the server is shutting down"
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class LoadSlot:
     """A model that waits for room, loads, is loaded (model) or is being closed. users: requests that hold it.
 
     placed: where it is being loaded. watch: reports and stops the load. about: read before the load, since the file may
@@ -66,16 +66,16 @@ class ModelManager:
     def __init__(self, options: ServerOptions, loader: MemoryLoader) -> None:
         self._options = options
         self._loader = loader
-        self._slots: dict[Key, Slot] = {}
+        self._slots: dict[Key, LoadSlot] = {}
         self._one_plan = asyncio.Lock()
         self._changed = asyncio.Event()
         self._closed = False
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[LoadSlot]:
         """The models in memory, those that are being closed included."""
         return [slot for slot in self._slots.values() if slot.model]
 
-    def coming(self) -> list[Slot]:
+    def coming(self) -> list[LoadSlot]:
         """The models that are loading or wait for room."""
         return [slot for slot in self._slots.values() if not slot.model]
 
@@ -119,11 +119,11 @@ class ModelManager:
             if slot.entry.path == entry.path:
                 self._expire(slot)
 
-    def _expire(self, slot: Slot) -> None:
+    def _expire(self, slot: LoadSlot) -> None:
         slot.keep_alive_s = 0.0
         self._plan_unload(slot)
 
-    def _discard(self, slot: Slot) -> None:
+    def _discard(self, slot: LoadSlot) -> None:
         slot.keep_alive_s = 0.0
         self._begin_close(slot)
 
@@ -142,7 +142,7 @@ class ModelManager:
             if slot.closing:
                 await asyncio.wait([slot.closing])
 
-    async def _slot(self, entry: CatalogEntry, embeds: bool) -> Slot:
+    async def _slot(self, entry: CatalogEntry, embeds: bool) -> LoadSlot:
         key = _key(entry, embeds)
         while slot := self._slots.get(key):
             ending = slot.closing or (slot.loading if slot.watch.stopped else None)
@@ -155,12 +155,12 @@ class ModelManager:
             for replaced in self._slots.values():  # the name has a new manifest, so the old model is unreachable
                 if replaced.entry.name == entry.name and replaced.embeds == embeds:
                     self._expire(replaced)
-            slot = self._slots[key] = Slot(entry, embeds, self._options.keep_alive_s)
+            slot = self._slots[key] = LoadSlot(entry, embeds, self._options.keep_alive_s)
             slot.loading = asyncio.create_task(self._load(key, slot))
             slot.loading.add_done_callback(_retrieve)
         return slot
 
-    async def _load(self, key: Key, slot: Slot) -> Model:
+    async def _load(self, key: Key, slot: LoadSlot) -> Model:
         try:
             slot.about = await to_thread.run_sync(self._loader.describe, slot.entry)
             slot.model = await self._load_with_room(slot)
@@ -174,7 +174,7 @@ class ModelManager:
         self._plan_unload(slot)
         return slot.model
 
-    async def _load_with_room(self, slot: Slot) -> Model:
+    async def _load_with_room(self, slot: LoadSlot) -> Model:
         """Load once there is room: wait for loads in progress, then unload idle models, then wait for busy ones."""
         while True:
             slot.watch.check()
@@ -194,7 +194,7 @@ class ModelManager:
                     raise
             await self._make_room(slot)
 
-    async def _planned(self, slot: Slot) -> bool:
+    async def _planned(self, slot: LoadSlot) -> bool:
         """Plan the slot's memory, one plan at a time. Returns False if there are too many models."""
         async with self._one_plan:
             loaded, coming = self.slots(), self._under_way()
@@ -205,10 +205,10 @@ class ModelManager:
             slot.placed = await to_thread.run_sync(self._loader.plan, slot.entry, slot.embeds, models, granted)
             return True
 
-    def _under_way(self) -> list[Slot]:
+    def _under_way(self) -> list[LoadSlot]:
         return [slot for slot in self._slots.values() if slot.placed]
 
-    async def _make_room(self, waiting: Slot) -> None:
+    async def _make_room(self, waiting: LoadSlot) -> None:
         """Wait until planning again may succeed, unloading the least recently used idle model."""
         while (self.slots() or self._under_way()) and not waiting.watch.stopped:
             self._changed.clear()
@@ -224,11 +224,11 @@ class ModelManager:
             if before != (self.slots(), self._under_way()):
                 return
 
-    def _stop_load(self, slot: Slot, why: str) -> None:
+    def _stop_load(self, slot: LoadSlot, why: str) -> None:
         slot.watch.stop(why)
         self._changed.set()
 
-    def _plan_unload(self, slot: Slot) -> None:
+    def _plan_unload(self, slot: LoadSlot) -> None:
         if slot.users or slot.closing or slot.model is None or slot.keep_alive_s == FOREVER:
             return
         if slot.keep_alive_s <= 0:
@@ -237,11 +237,11 @@ class ModelManager:
             loop = asyncio.get_running_loop()
             slot.timer = loop.call_later(slot.keep_alive_s, self._begin_close, slot)
 
-    def _begin_close(self, slot: Slot) -> None:
+    def _begin_close(self, slot: LoadSlot) -> None:
         if slot.closing is None and slot.model is not None:
             slot.closing = asyncio.create_task(self._close_slot(slot))
 
-    async def _close_slot(self, slot: Slot) -> None:
+    async def _close_slot(self, slot: LoadSlot) -> None:
         assert slot.model is not None
         if slot.timer:
             slot.timer.cancel()

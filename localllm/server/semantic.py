@@ -19,7 +19,7 @@ from localllm.answer.event import Answer, AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import Counts, FinishReason
 from localllm.errors import LocalLLMError
-from localllm.semantic.store import AnswerStore, Stored, store_path
+from localllm.semantic.store import AnswerStore, CachedAnswer, store_path
 from localllm.server.options import parse_duration
 from localllm.settings import Settings
 
@@ -43,7 +43,7 @@ class Question:
 class Hit:
     """A stored answer, and the cosine of its question with the one that was asked."""
 
-    stored: Stored
+    stored: CachedAnswer
     cosine: float
 
     @property

@@ -98,7 +98,7 @@ class GuardedProtocol(H11Protocol):
             timer.cancel()
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn's server. On shutdown it stops loads and chats, then waits for requests in progress."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -132,7 +132,7 @@ def serve(options: ServerOptions, models: Callable[[], ServedModels], ready: Cal
         ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         # uvicorn raises the signal again after a clean shutdown; Ctrl-C is not an error here.
         with contextlib.suppress(KeyboardInterrupt):
-            Server(config).run(sockets=[listener])
+            UvicornServer(config).run(sockets=[listener])
 
 
 def listen(options: ServerOptions) -> socket.socket:

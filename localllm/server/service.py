@@ -46,7 +46,7 @@ _BACKGROUND = re.compile(r"(?:^|,)\s*u=7\s*(?:,|;|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunningAnswers:
     """One or more answers in progress, on a leased model. choices: answers to each request.
 
     prompts: one for each request. streams, meters, answers: one for each answer; the answers are what `events` has
@@ -302,7 +302,7 @@ class Service:
         *,
         choices: int = 1,
         listener: LoadListener | None = None,
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[RunningAnswers]:
         """Load the model, prepare the requests on other threads and submit them; cancel them at the end.
 
         The engine's queue treats each HTTP request as a client, or each user if users have keys. choices: answers to
@@ -317,11 +317,11 @@ class Service:
         if hit is not None:
             prompt, meter = StoredPrompt(hit), self.metrics.meter(hit.stored.model, requests[0].namespace)
             lease: Lease[Any] = Lease(hit.stored.model, None)
-            yield Run(lease, requests, [prompt], 1, [prompt.submit()], began, [meter], [Answer()], hit)
+            yield RunningAnswers(lease, requests, [prompt], 1, [prompt.submit()], began, [meter], [Answer()], hit)
             return
 
         @contextlib.asynccontextmanager
-        async def begun(model: str) -> AsyncIterator[Run]:
+        async def begun(model: str) -> AsyncIterator[RunningAnswers]:
             async with self.lease(model, keep_alive_s, listener, count) as lease:
                 if count > lease.model.most_choices:
                     raise ApiError(400, f"one request cannot have {count} answers; send several requests")
@@ -332,7 +332,7 @@ class Service:
                 meters = [self.metrics.meter(lease.name, requests[0].namespace) for _ in streams]
                 answers = [Answer() for _ in streams]
                 try:
-                    yield Run(lease, requests, prompts, choices, streams, began, meters, answers)
+                    yield RunningAnswers(lease, requests, prompts, choices, streams, began, meters, answers)
                 finally:
                     _cancel(streams)
 

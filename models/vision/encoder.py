@@ -18,7 +18,7 @@ from models.errors import UnsupportedModelError, kernels_needed
 from models.needs import HeaderLoader, Needs, addressable, touched_bytes
 from models.steps import compiling, usable_threads
 from models.vision.config import projector_kind
-from models.vision.family import Family, Passes, Progress, Rows
+from models.vision.family import EncoderFamily, Passes, Progress, Rows
 from models.vision.layout import ImageLayout, PictureSizeError
 from models.vision.pixels import Pixels
 from models.vision.recording import VisionRecording
@@ -125,7 +125,7 @@ def vision_needs(file: ModelFile, threads: int | None = None) -> Needs:
     return Needs(loader.packed_bytes, beside + family.picture_bytes)
 
 
-def _family_of(file: ModelFile) -> Family:
+def _family_of(file: ModelFile) -> EncoderFamily:
     kind = projector_kind(file)
     if kind not in FAMILIES:
         raise UnsupportedModelError(
@@ -133,12 +133,12 @@ def _family_of(file: ModelFile) -> Family:
             remedy="llama.cpp may: use --backend llama.",
         )
     module, name = FAMILIES[kind]
-    made: Family = getattr(import_module(f"models.vision.{module}"), name)(file)
+    made: EncoderFamily = getattr(import_module(f"models.vision.{module}"), name)(file)
     return made
 
 
 def _record(
-    family: Family, file: ModelFile, loader: WeightLoader, builder: ProgramBuilder, threads: int
+    family: EncoderFamily, file: ModelFile, loader: WeightLoader, builder: ProgramBuilder, threads: int
 ) -> dict[Step, NDArray[np.generic]]:
     """Record a family's program; return the arrays of its step record."""
     recording = VisionRecording(builder, loader, family.pass_rows, family.longest, threads)
@@ -149,7 +149,7 @@ def _record(
     return family.new_fields(builder, threads)
 
 
-def _layout(family: Family, width: int, height: int, budget: Budget = DEFAULT_BUDGET) -> ImageLayout:
+def _layout(family: EncoderFamily, width: int, height: int, budget: Budget = DEFAULT_BUDGET) -> ImageLayout:
     if not (1 <= width <= MAX_PICTURE_SIDE and 1 <= height <= MAX_PICTURE_SIDE):
         raise PictureSizeError(f"A picture of {width:,} x {height:,} pixels cannot be shown to a model.")
     return family.layout((width, height), budget)

@@ -18,7 +18,7 @@ from models.sizes.state import SlotSizes
 from models.steps import step_fields
 from models.vision.layout import ImageLayout
 from models.vision.pixels import Pixels
-from models.vision.recording import Part, VisionRecording
+from models.vision.recording import OperationRange, VisionRecording
 from models.weights import WeightLoader
 
 Rows = NDArray[np.float32]
@@ -52,7 +52,7 @@ class Passes:
         """The array behind an address of the step record."""
         return self._fields[index]
 
-    def run(self, part: Part, rows: int, share: float) -> None:
+    def run(self, part: OperationRange, rows: int, share: float) -> None:
         """Run a part of the program on the first rows of its buffers. share: of the picture's work.
 
         Raises what gguf_io.interruption.checkpoint raises, before anything is computed.
@@ -67,7 +67,7 @@ class Passes:
             self.progress(min(self._done / self._total, 1.0))
 
 
-class Family(ABC):
+class EncoderFamily(ABC):
     """An image encoder of one projector type, read from a file's header.
 
     width: values of a row that it makes. longest, longest_head, slot_sizes: see models.steps.StepSizes. pass_rows: of a

@@ -8,8 +8,8 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
-from models.vision.family import Family, Passes, Rows
-from models.vision.layout import ImageLayout, Run
+from models.vision.family import EncoderFamily, Passes, Rows
+from models.vision.layout import ImageLayout, RowRun
 from models.vision.pixels import BILINEAR, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, record_norm, record_patches
@@ -20,8 +20,8 @@ BEGIN, END = "<start_of_image>", "<end_of_image>"
 _PROJECTION, _POSITIONS = "mm.input_projection.weight", "v.position_embd.weight"
 
 
-class Gemma3(Family):
-    """See models.vision.family.Family."""
+class Gemma3(EncoderFamily):
+    """See models.vision.family.EncoderFamily."""
 
     def __init__(self, file: ModelFile) -> None:
         self.config = config = read_vision_config(file, merge=4)
@@ -39,7 +39,7 @@ class Gemma3(Family):
 
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
         side = self.config.side
-        return ImageLayout(source, (side, side), (BEGIN, Run(self._rows, sees_all=True), END))
+        return ImageLayout(source, (side, side), (BEGIN, RowRun(self._rows, sees_all=True), END))
 
     def record(self, loader: WeightLoader, recording: VisionRecording) -> None:
         config = self.config

@@ -11,8 +11,8 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
-from models.vision.family import Family, Passes, Rows
-from models.vision.layout import ImageLayout, PictureSizeError, Run, filled_size
+from models.vision.family import EncoderFamily, Passes, Rows
+from models.vision.layout import ImageLayout, PictureSizeError, RowRun, filled_size
 from models.vision.pixels import BICUBIC, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording, rows_of_a_pass
 from models.vision.stages import TORCH_EPSILON
@@ -26,8 +26,8 @@ POSITIONS = "v.position_embd.weight"
 PROJECTION = "mm.input_projection.weight"
 
 
-class Gemma4Unified(Family):
-    """See models.vision.family.Family."""
+class Gemma4Unified(EncoderFamily):
+    """See models.vision.family.EncoderFamily."""
 
     def __init__(self, file: ModelFile) -> None:
         self.config = config = read_vision_config(file, merge=3)
@@ -87,7 +87,7 @@ def filled_layout(source: Size, budget: Budget, unit: int, longest: int, *, sees
             f"A picture of {source[0]:,} x {source[1]:,} pixels is too thin for this model. Cut it into parts."
         )
     rows = size[0] // unit * (size[1] // unit)
-    return ImageLayout(source, size, (BEGIN, Run(rows, sees_all=sees_all), END))
+    return ImageLayout(source, size, (BEGIN, RowRun(rows, sees_all=sees_all), END))
 
 
 def table_positions(file: ModelFile, width: int) -> int:

@@ -13,7 +13,7 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
-from models.vision.family import Family, Passes, Rows
+from models.vision.family import EncoderFamily, Passes, Rows
 from models.vision.gemma4uv import (
     MOST_TOKENS,
     POSITIONS,
@@ -36,8 +36,8 @@ _NORMS = "attn_q_norm", "attn_k_norm", "attn_post_norm", "ffn_post_norm"
 _BIAS, _SCALE = "v.std_bias", "v.std_scale"
 
 
-class Gemma4(Family):
-    """See models.vision.family.Family."""
+class Gemma4(EncoderFamily):
+    """See models.vision.family.EncoderFamily."""
 
     def __init__(self, file: ModelFile) -> None:
         config = read_vision_config(file, merge=3)

@@ -7,7 +7,7 @@ from gguf_io import ModelFile
 from gguf_io.pictures import Budget, Size
 from models.vision.config import MAX_SIDE, PREFIX, read_vision_config
 from models.vision.family import Passes, Rows
-from models.vision.layout import ImageLayout, Run
+from models.vision.layout import ImageLayout, RowRun
 from models.vision.pixels import LANCZOS, Pixels, resized, tiles_of
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, record_linear
@@ -21,7 +21,7 @@ _USUAL_TILES = 4
 
 
 class Idefics3(Vit):
-    """See models.vision.family.Family."""
+    """See models.vision.family.EncoderFamily."""
 
     def __init__(self, file: ModelFile) -> None:
         config = read_vision_config(file)
@@ -35,7 +35,7 @@ class Idefics3(Vit):
 
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
         side = self.config.side
-        run = Run((self.across // self.config.merge) ** 2)
+        run = RowRun((self.across // self.config.merge) ** 2)
         for longest in range(self._longest, 0, -side):
             columns, rows = (-(-pixels // side) for pixels in _scaled(source, longest))
             if budget.most_tokens is None or (columns * rows + 1) * run.count <= budget.most_tokens or longest <= side:
@@ -43,7 +43,7 @@ class Idefics3(Vit):
         whole = (side, side)
         if columns * rows == 1:
             return ImageLayout(source, whole, (_AROUND + _WHOLE, run, _AROUND))
-        pieces: list[str | Run] = []
+        pieces: list[str | RowRun] = []
         for row in range(rows):
             for column in range(columns):
                 line = "\n" if row and not column else ""

@@ -9,7 +9,7 @@ from gguf_io import ModelFile
 from gguf_io.pictures import Budget, Size
 from models.vision.config import PREFIX, read_vision_config
 from models.vision.family import Passes, Rows
-from models.vision.layout import ImageLayout, Run, closest_grid
+from models.vision.layout import ImageLayout, RowRun, closest_grid
 from models.vision.pixels import BICUBIC, Pixels, resized, tiles_of
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, record_mlp
@@ -25,7 +25,7 @@ _MOST_TILES, _MAX_TILES = 12, 64
 
 
 class InternVL(Vit):
-    """See models.vision.family.Family."""
+    """See models.vision.family.EncoderFamily."""
 
     def __init__(self, file: ModelFile) -> None:
         config = read_vision_config(file)
@@ -45,7 +45,7 @@ class InternVL(Vit):
             most = max(1, min(most, budget.most_tokens // tile - 1))
         columns, rows = closest_grid(source, side, min(self._least, most), most)
         count = columns * rows
-        run = Run((count + (count > 1)) * tile)
+        run = RowRun((count + (count > 1)) * tile)
         overview = (side, side) if count > 1 else None
         return ImageLayout(source, (columns * side, rows * side), (BEGIN, run, END), (rows, columns), overview)
 

@@ -15,7 +15,7 @@ class PictureSizeError(LocalLLMError):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RowRun:
     """Consecutive rows of embeddings. count: how many, grid included.
 
     grid: (rows, columns) that M-RoPE numbers, in reading order; None if rows are numbered like tokens. sees_all: rows
@@ -38,14 +38,14 @@ class ImageLayout:
 
     source: Size
     resized: Size
-    pieces: tuple[str | Run, ...]
+    pieces: tuple[str | RowRun, ...]
     tiles: tuple[int, int] = (1, 1)
     overview: Size | None = field(default=None)
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RowRun, ...]:
         """The runs of rows, in order."""
-        return tuple(piece for piece in self.pieces if isinstance(piece, Run))
+        return tuple(piece for piece in self.pieces if isinstance(piece, RowRun))
 
     @property
     def tokens(self) -> int:

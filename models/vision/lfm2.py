@@ -12,7 +12,7 @@ from gguf_io import ModelFile
 from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
 from models.vision.family import Passes, Rows
-from models.vision.layout import ImageLayout, Run, closest_grid, rounded_size
+from models.vision.layout import ImageLayout, RowRun, closest_grid, rounded_size
 from models.vision.pixels import BILINEAR, Pixels, resized, tiles_of
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, record_mlp
@@ -29,7 +29,7 @@ _NORM, _LAYERS = "mm.input_norm", ("mm.1", "mm.2")
 
 
 class Lfm2(Vit):
-    """See models.vision.family.Family."""
+    """See models.vision.family.EncoderFamily."""
 
     def __init__(self, file: ModelFile) -> None:
         config = read_vision_config(file, merge=2)
@@ -42,7 +42,7 @@ class Lfm2(Vit):
         unit = self.config.patch * self.config.merge
         most = min(budget.most_tokens or _MOST_TOKENS, _MOST_TOKENS)
         size = rounded_size(source, unit, min(budget.least_tokens or _LEAST_TOKENS, most), most)
-        whole, tile = Run(size[0] // unit * (size[1] // unit)), Run(math.ceil(_TILE / unit) ** 2)
+        whole, tile = RowRun(size[0] // unit * (size[1] // unit)), RowRun(math.ceil(_TILE / unit) ** 2)
         tiles = _MOST_TILES
         if budget.most_tokens is not None:
             tiles = min(tiles, (budget.most_tokens - whole.count) // tile.count)
@@ -50,7 +50,7 @@ class Lfm2(Vit):
         if natural <= _LARGE * _MOST_TOKENS or tiles < _LEAST_TILES:
             return ImageLayout(source, size, (BEGIN, whole, END))
         columns, rows = closest_grid(source, _TILE, _LEAST_TILES, tiles)
-        pieces: list[str | Run] = []
+        pieces: list[str | RowRun] = []
         for row in range(rows):
             for column in range(columns):
                 begin = "" if pieces else BEGIN

@@ -9,7 +9,7 @@ from gguf_io.pictures import Budget, Size
 from models.errors import refusal
 from models.vision.config import PREFIX, read_vision_config
 from models.vision.family import Passes, Rows
-from models.vision.layout import ImageLayout, Run
+from models.vision.layout import ImageLayout, RowRun
 from models.vision.pixels import BICUBIC, Pixels, padded_to_square
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, record_mlp
@@ -23,7 +23,7 @@ _TILED = {"image_grid_pinpoints": "cuts pictures into tiles", "feature_layer": "
 
 
 class Llava(Vit):
-    """See models.vision.family.Family."""
+    """See models.vision.family.EncoderFamily."""
 
     def __init__(self, file: ModelFile) -> None:
         config = read_vision_config(file, "no_merge")
@@ -39,7 +39,7 @@ class Llava(Vit):
 
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
         side = self.config.side
-        return ImageLayout(source, (side, side), (Run(self.across**2),))
+        return ImageLayout(source, (side, side), (RowRun(self.across**2),))
 
     def record(self, loader: WeightLoader, recording: VisionRecording) -> None:
         super().record(loader, recording)

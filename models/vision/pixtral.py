@@ -11,8 +11,8 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.pictures import Budget, Size
 from models.vision.config import read_vision_config
-from models.vision.family import Family, Passes, Rows
-from models.vision.layout import ImageLayout, Run, rounded_size
+from models.vision.family import EncoderFamily, Passes, Rows
+from models.vision.layout import ImageLayout, RowRun, rounded_size
 from models.vision.pixels import BICUBIC, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, matrix_outputs, needed_norm, record_linear, record_mlp, record_patches
@@ -27,8 +27,8 @@ _LAYERS = "mm.1", "mm.2"
 _NORM, _MERGER = "mm.input_norm", "mm.patch_merger"
 
 
-class Pixtral(Family):
-    """See models.vision.family.Family."""
+class Pixtral(EncoderFamily):
+    """See models.vision.family.EncoderFamily."""
 
     def __init__(self, file: ModelFile) -> None:
         self.config = config = read_vision_config(file, "spatial_merge_size")
@@ -57,7 +57,7 @@ class Pixtral(Family):
             if columns * rows < least:
                 sides = rounded_size(source, unit, least, most)
                 columns, rows = sides[0] // unit, sides[1] // unit
-            run = Run(rows * (columns + 1) - 1)
+            run = RowRun(rows * (columns + 1) - 1)
             if budget.most_tokens is None or run.count <= budget.most_tokens:
                 break
         return ImageLayout(source, (columns * unit, rows * unit), (run, END))

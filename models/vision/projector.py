@@ -9,7 +9,7 @@ from gguf_io.pictures import Budget, Picture, Size
 from gguf_io.runner_info import LoadProgress
 from models.kv_layout import MAX_ROWS
 from models.vision.encoder import open_encoder
-from models.vision.layout import ImageLayout, PictureSizeError, Run
+from models.vision.layout import ImageLayout, PictureSizeError, RowRun
 
 
 class NativeProjector:
@@ -48,7 +48,7 @@ class NativeProjector:
             ImageRows(
                 row_ids(content, number, piece.count), next(rows), piece.sees_all, piece.grid and grid_of(*piece.grid)
             )
-            if isinstance(piece, Run)
+            if isinstance(piece, RowRun)
             else piece
             for number, piece in enumerate(layout.pieces)
         )

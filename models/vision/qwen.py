@@ -11,8 +11,8 @@ from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from gguf_io.pictures import Budget, Size
 from models.vision.config import PREFIX, read_vision_config
-from models.vision.family import Family, Passes, Rows
-from models.vision.layout import ImageLayout, Run, rounded_size
+from models.vision.family import EncoderFamily, Passes, Rows
+from models.vision.layout import ImageLayout, RowRun, rounded_size
 from models.vision.pixels import BICUBIC, Pixels, patch_rows, resized
 from models.vision.recording import VisionRecording
 from models.vision.stages import matrix_outputs, needed_norm, record_mlp, record_norm, record_patches
@@ -27,8 +27,8 @@ _POSITIONS, _SECOND = "v.position_embd.weight", "v.patch_embd.weight.1"
 _MERGER = ("mm.0", "mm.2")
 
 
-class Qwen(Family):
-    """See models.vision.family.Family."""
+class Qwen(EncoderFamily):
+    """See models.vision.family.EncoderFamily."""
 
     def __init__(self, file: ModelFile) -> None:
         self.config = config = read_vision_config(file, "spatial_merge_size", 2)
@@ -64,7 +64,7 @@ class Qwen(Family):
         least = min(budget.least_tokens or _LEAST_TOKENS.get(self.config.kind, 4), most)
         size = rounded_size(source, self._unit, least, most)
         rows, columns = size[1] // self._unit, size[0] // self._unit
-        return ImageLayout(source, size, (BEGIN, Run(rows * columns, (rows, columns)), END))
+        return ImageLayout(source, size, (BEGIN, RowRun(rows * columns, (rows, columns)), END))
 
     def record(self, loader: WeightLoader, recording: VisionRecording) -> None:
         config = self.config

@@ -30,7 +30,7 @@ def rows_of_a_pass(operations_per_row: float) -> int:
 
 
 @dataclass
-class Part:
+class OperationRange:
     """Consecutive operations of a program: the index of the first, and how many there are."""
 
     first: int = 0
@@ -50,9 +50,9 @@ class VisionRecording:
         self._packed = packed_activations(builder, max_rows, longest, threads)
 
     @contextmanager
-    def part(self) -> Iterator[Part]:
+    def part(self) -> Iterator[OperationRange]:
         """The operations that are recorded in the context, complete when it ends."""
-        part = Part(first=len(self.builder.operations))
+        part = OperationRange(first=len(self.builder.operations))
         yield part
         part.count = len(self.builder.operations) - part.first
 

@@ -11,7 +11,7 @@ from gguf_io.errors import ModelFileError
 from models.recording import Rows as Buffer
 from models.vision.config import VisionConfig
 from models.vision.family import Passes, Rows
-from models.vision.recording import Part, VisionRecording
+from models.vision.recording import OperationRange, VisionRecording
 from models.weights import WeightLoader
 
 PATCHES, PATCH_BIAS = "v.patch_embd.weight", "v.patch_embd.bias"
@@ -26,7 +26,7 @@ class RowStage:
     inputs, outputs: values of a row in each. work: operations of a row.
     """
 
-    part: Part
+    part: OperationRange
     source: Buffer
     inputs: int
     target: Buffer

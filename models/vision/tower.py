@@ -25,7 +25,7 @@ from models.recording import Rows as Buffer
 from models.sizes.attention import Heads
 from models.vision.config import VisionConfig
 from models.vision.family import Passes, Rows
-from models.vision.recording import Part, VisionRecording, rows_of_a_pass
+from models.vision.recording import OperationRange, VisionRecording, rows_of_a_pass
 from models.weights import Matrix, filled, padded, repeated, whole_words
 
 _TYPES = (KVType.I16, KVType.I16)
@@ -63,8 +63,8 @@ class Style:
 class _Layer:
     """The parts of a layer's program: queries, stored keys and values; attention and all after it."""
 
-    before: Part
-    after: Part
+    before: OperationRange
+    after: OperationRange
 
 
 class Tower:

@@ -7,7 +7,7 @@ import numpy as np
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
 from models.vision.config import VisionConfig
-from models.vision.family import Family, Passes, Rows
+from models.vision.family import EncoderFamily, Passes, Rows
 from models.vision.pixels import Pixels, patch_rows
 from models.vision.recording import VisionRecording
 from models.vision.stages import RowStage, record_norm, record_patches
@@ -18,7 +18,7 @@ POSITIONS = "v.position_embd.weight"
 _CLASS = "v.class_embd"
 
 
-class Vit(Family):
+class Vit(EncoderFamily):
     """What these families share. most: patches of the largest picture that is encoded at once."""
 
     def __init__(self, file: ModelFile, config: VisionConfig, most: int, style: Style) -> None:

@@ -12,7 +12,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from gguf_io import ModelFile, open_model
 from gguf_io.errors import ModelFileError
 from gguf_io.layouts import StandardFile
-from gguf_io.layouts.ollama import RULES, Rule
+from gguf_io.layouts.ollama import RULES, LayoutRule
 from gguf_io.metadata import Metadata, MetadataArray
 from tests.gguf_files import copying, finish
 from tests.layout_files import LAYOUTS, write_layout
@@ -115,7 +115,11 @@ def test_another_rule_is_another_identity(tmp_path: Path, monkeypatch: pytest.Mo
     layout = LAYOUTS["olmo3"]
     path = write_layout(layout, layout.base(tmp_path / "standard.gguf"), tmp_path / "own.gguf")
     identities = []
-    for rule in (Rule(becomes="olmo2"), Rule(becomes="olmo2"), Rule(becomes="olmo2", missing={".x": ("I", 1)})):
+    for rule in (
+        LayoutRule(becomes="olmo2"),
+        LayoutRule(becomes="olmo2"),
+        LayoutRule(becomes="olmo2", missing={".x": ("I", 1)}),
+    ):
         monkeypatch.setattr("gguf_io.layouts.layout.RULES", {"olmo3": (rule,)})
         with open_model(path) as file:
             identities.append(file.identity())

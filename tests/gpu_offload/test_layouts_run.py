@@ -19,7 +19,7 @@ from gpu_offload.text_encoder import LlamaTextEncoder
 from localllm.cli.main import main
 from localllm.engine.runner import Runner
 from localllm.placement.backends import open_runner
-from localllm.placement.llama import Request, plan
+from localllm.placement.llama import LlamaRequest, plan
 from localllm.settings import Settings
 from localllm.wings.lab.quality.quantize import quantize
 from models.native_runner import NativeRunner
@@ -58,7 +58,7 @@ def test_it_is_planned_as_the_standard_file_is(name: str, tmp_path: Path) -> Non
     plans = []
     for path in _both(LAYOUTS[name], tmp_path):
         with open_model(path) as file:
-            made = plan(file, [], 1 << 30, Request(context_tokens=256, dry_run=True))
+            made = plan(file, [], 1 << 30, LlamaRequest(context_tokens=256, dry_run=True))
             plans.append(made)
             assert made.measured == (sys.platform == "linux")
     assert plans[0] == plans[1]

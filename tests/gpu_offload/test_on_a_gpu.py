@@ -16,7 +16,7 @@ from gpu_offload.memory import kv_bytes_per_token
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.placement.backends import open_runner
-from localllm.placement.llama import Request, plan
+from localllm.placement.llama import LlamaRequest, plan
 from localllm.settings import Settings
 from tests.gpu_offload import sparse_models
 
@@ -65,7 +65,7 @@ def test_any_number_of_layers_gives_the_same_story(gpu, data_dir, open_runner):
 def test_the_gpu_takes_what_was_planned(gpu, tmp_path, caplog, layers):
     path = sparse_models.write(sparse_models.QWEN3_06B, tmp_path / "model.gguf")
     base = LlamaOptions(split_mode="none")
-    request = Request(context_tokens=8192, gpu_layers=layers, base=base)
+    request = LlamaRequest(context_tokens=8192, gpu_layers=layers, base=base)
     with open_model(path) as model, caplog.at_level(logging.DEBUG, "localllm.llama_cpp"):
         planned = plan(model, gpus(), 2**40, replace(request, dry_run=True))
         estimated = plan(model, gpus(), 2**40, request)

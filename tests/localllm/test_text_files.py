@@ -14,7 +14,7 @@ from localllm.files import decoded, file_problem, listed, read_text
 from localllm.front.prompt import read_format
 from localllm.server.keys import read_keys
 from localllm.settings import Settings, load_settings
-from localllm.wings.agents.recording import Recording
+from localllm.wings.agents.recording import RecordedRequest
 from localllm.wings.lab.simulate.machines import from_bench
 from localllm.wings.lab.workload.texts import read_prompts
 from localllm.wings.tools.mcp_servers import read_servers
@@ -53,7 +53,7 @@ READERS: list[tuple[str, Callable[[Path], object]]] = [
     ('{"type": "object",\r\n"properties": {}}', lambda path: read_format(str(path))),
     ('{"mcpServers": {"a": {"command": "ä"}}}\r\n', read_servers),
     ('{"/": ["edit_file *"]}\r\n', lambda path: Approvals(Path("/"), path).rules),
-    ('{"path": "/v1/messages",\r\n"body": {"system": "ä"}}', Recording.read),
+    ('{"path": "/v1/messages",\r\n"body": {"system": "ä"}}', RecordedRequest.read),
     ("One prompt.\r\nAnother.\r\n", read_prompts),
     ('{"runs": []}\r\n', machine),
     ('find = "f7"\r\n', load_keys),

@@ -11,7 +11,7 @@ import pytest
 
 from gguf_io import open_model
 from gguf_io.errors import ModelFileError
-from models.drafting_layer import DraftingLayer, Part
+from models.drafting_layer import DraftingLayer, DraftRows
 from models.errors import UnsupportedModelError
 from models.kv_pages import Sequence
 from models.native_runner import NativeRunner
@@ -103,14 +103,14 @@ def test_its_logits_are_those_of_llama_cpp(files: Files, runner: NativeRunner) -
     states, expected, after = llama_drafts.guessed_by_head(files.head, files.model, TOKENS[1:], features[:-1])
     layer, single, whole = layer_of(runner), Sequence(), Sequence()
     for at, token in enumerate(TOKENS[1:]):
-        _, state = layer.run([Part(single, [token], features[at : at + 1])], layer.reaches[-1])
+        _, state = layer.run([DraftRows(single, [token], features[at : at + 1])], layer.reaches[-1])
         found = in_vocabulary(runner, layer._logits.values[0, : layer.reaches[-1]])
         assert close(found, expected[at]), at
         assert close(state[0], after[at]), at
-    layer.run([Part(whole, TOKENS[1:], features[:-1])], layer.reaches[-1])
+    layer.run([DraftRows(whole, TOKENS[1:], features[:-1])], layer.reaches[-1])
     np.testing.assert_array_equal(in_vocabulary(runner, layer._logits.values[0, : layer.reaches[-1]]), found)
     guessed = Sequence()
-    layer.run([Part(guessed, TOKENS[1:], states, guessed=True)], layer.reaches[-1])
+    layer.run([DraftRows(guessed, TOKENS[1:], states, guessed=True)], layer.reaches[-1])
     assert close(in_vocabulary(runner, layer._logits.values[0, : layer.reaches[-1]]), expected[-1])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from gguf_io.image_rows import Grid, ImagePieces, ImageRows, ImageSpans
+from gguf_io.image_rows import ImageGrid, ImagePieces, ImageRows, ImageSpans
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from models.config import read_config, reading_images
@@ -67,7 +67,7 @@ def pieces_of(case: Case, model: Synthetic, seed: int = 0) -> ImagePieces:
             y, x = np.divmod(np.arange(count, dtype=np.int32), np.int32(case.columns))
             still = np.zeros(count, np.int32)
             places = np.ascontiguousarray(np.stack([still, y, x, still]))
-            grid = Grid(places, np.array([1, 1, 1, 0], np.int32), max(int(y[-1]) + 1, case.columns))
+            grid = ImageGrid(places, np.array([1, 1, 1, 0], np.int32), max(int(y[-1]) + 1, case.columns))
         embeddings = random.standard_normal((count, case.parts * model.embedding)).astype(np.float32)
         pieces.append(ImageRows(tuple(range(first, first + count)), embeddings, case.sees_all, grid))
         first += count
@@ -146,7 +146,9 @@ def test_rows_that_cannot_be_appended_change_nothing(loaded):
     case, _, runner = loaded
     (rows, *_) = (piece for piece in pieces_of(case, MODELS[case.model]) if isinstance(piece, ImageRows))
     sequence = runner.create_sequence()
-    wrong_grid = Grid(np.zeros((4, len(rows.ids)), np.int32), np.ones(4, np.int32), 1) if rows.grid is None else None
+    wrong_grid = (
+        ImageGrid(np.zeros((4, len(rows.ids)), np.int32), np.ones(4, np.int32), 1) if rows.grid is None else None
+    )
     for wrong, message in (
         (replace(rows, embeddings=rows.embeddings[:, 1:]), "are not rows of"),
         (replace(rows, ids=(), embeddings=rows.embeddings[:0]), "are not rows of"),

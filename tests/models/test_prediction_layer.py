@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gguf_io import open_model
-from models.drafting_layer import MAX_ROWS, DraftingLayer, Part
+from models.drafting_layer import MAX_ROWS, DraftingLayer, DraftRows
 from models.kv_pages import Sequence
 from models.native_runner import NativeRunner
 from models.self_drafts import KEPT
@@ -50,17 +50,17 @@ def test_its_logits_are_those_of_llama_cpp(path: Path, runner: NativeRunner) -> 
     expected = llama_drafts.predicted_logits(path, TOKENS[1:], states[:-1])
     layer, single, whole = layer_of(runner), Sequence(), Sequence()
     for at, token in enumerate(TOKENS[1:]):
-        layer.run([Part(single, [token], states[at : at + 1])], ALL)
+        layer.run([DraftRows(single, [token], states[at : at + 1])], ALL)
         found = layer._logits.values[0].copy()
         assert close(found, expected[at]), at
-    layer.run([Part(whole, TOKENS[1:], states[:-1])], ALL)
+    layer.run([DraftRows(whole, TOKENS[1:], states[:-1])], ALL)
     np.testing.assert_array_equal(layer._logits.values[0], found)
 
 
 def test_drafting_continues_from_the_state_behind_the_logits(path: Path, runner: NativeRunner) -> None:
     states = llama_oracle.hidden_states(path, TOKENS)
     expected = llama_drafts.predicted_logits(path, TOKENS[1:], states[:-1])
-    _, found = layer_of(runner).run([Part(Sequence(), TOKENS[1:], states[:-1])], ALL)
+    _, found = layer_of(runner).run([DraftRows(Sequence(), TOKENS[1:], states[:-1])], ALL)
     with open_model(path) as file:
         names = (f"blk.{PREDICTING[path.stem].layers - 1}.nextn.shared_head_head", "output", "token_embd")
         name = next(f"{name}.weight" for name in names if f"{name}.weight" in file.tensors)

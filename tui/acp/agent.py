@@ -19,7 +19,7 @@ from localllm.chats.parameters import Parameters
 from localllm.errors import LocalLLMError, RequestError
 from tui.acp.content import Blocks, Servers, servers_of
 from tui.acp.models import Models
-from tui.acp.session import MODES, Session
+from tui.acp.session import MODES, EditorSession
 from tui.backend import Backend, ModelInfo, short_name
 
 _FOLDER = "agent folder "  # the store's key for a session's folder, followed by the session's id
@@ -51,7 +51,7 @@ class LocalAgent:
         self._store, self._remembered_as = store, remembered_as
         self._parameters = replace(parameters, tools=True)
         self._models = Models(backend, self._use)
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, EditorSession] = {}
         self._client: Client
         self._of_editor = schema.ClientCapabilities()
         if name := model or store.remembered(remembered_as):
@@ -176,13 +176,15 @@ class LocalAgent:
         if session := self._sessions.get(session_id):
             session.stopping.set()
 
-    def _session(self, session_id: str) -> Session:
+    def _session(self, session_id: str) -> EditorSession:
         if session_id not in self._sessions:
             raise ClientError(_NOT_FOUND, f"There is no session {session_id[:64]!r} in this run. Load it first.")
         return self._sessions[session_id]
 
-    def _add(self, conversation: Conversation, folder: Path, servers: Servers | None) -> Session:
-        session = Session(self._client, self._models, conversation, folder, servers_of(servers or ()), self._of_editor)
+    def _add(self, conversation: Conversation, folder: Path, servers: Servers | None) -> EditorSession:
+        session = EditorSession(
+            self._client, self._models, conversation, folder, servers_of(servers or ()), self._of_editor
+        )
         self._sessions[session.id] = session
         self._store.remember(f"{_FOLDER}{session.id}", str(session.folder.root))
         if info := self._models.backend.info:
@@ -198,7 +200,7 @@ class LocalAgent:
         for session in self._sessions.values():
             _apply(session.conversation, name, info)
 
-    async def _options(self, session: Session) -> list[schema.SessionConfigOptionSelect | Any]:
+    async def _options(self, session: EditorSession) -> list[schema.SessionConfigOptionSelect | Any]:
         """The session's options with their current values."""
         present = self._models.name
         choices = await in_thread(lambda: self._models.backend.models(present or None))
@@ -226,7 +228,7 @@ def _select(
     )
 
 
-def _modes(session: Session) -> schema.SessionModeState:
+def _modes(session: EditorSession) -> schema.SessionModeState:
     return schema.SessionModeState(current_mode_id=session.mode, available_modes=list(MODES))
 
 

@@ -12,7 +12,7 @@ POLL_S = 0.05
 T = TypeVar("T")
 
 
-class Asking:
+class EditorQuestions:
     """Made in the thread of the client's event loop, for other threads."""
 
     def __init__(self, stopping: threading.Event) -> None:

@@ -8,7 +8,7 @@ from acp import RequestError as ClientError
 
 from localllm.actions.action import ToolError
 from localllm.actions.folder import Files, read_bytes
-from tui.acp.asking import Asking
+from tui.acp.asking import EditorQuestions
 
 
 class EditorFiles(Files):
@@ -19,7 +19,7 @@ class EditorFiles(Files):
     ) -> None:
         """stopping: ends what waits for the editor."""
         self._client, self._session, self._offered = client, session, offered
-        self._ask = Asking(stopping).ask
+        self._ask = EditorQuestions(stopping).ask
 
     def unsaved(self, path: Path) -> str | None:
         if not self._offered.read_text_file:

@@ -48,7 +48,7 @@ _THINK = {"default": None, "on": True, "off": False}
 log = logging.getLogger(__name__)
 
 
-class Session(ToolLoop):
+class EditorSession(ToolLoop):
     """One session. `prompt` runs one prompt at a time; setting `stopping` ends it."""
 
     def __init__(

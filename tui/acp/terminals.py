@@ -11,7 +11,7 @@ from acp import RequestError as ClientError
 from gguf_io.system import SHELL
 from localllm.actions.action import MAX_RESULT_CHARS, ToolError
 from localllm.actions.folder import LIMIT_S, Folder
-from tui.acp.asking import Asking
+from tui.acp.asking import EditorQuestions
 
 
 class EditorTerminals:
@@ -22,7 +22,7 @@ class EditorTerminals:
     ) -> None:
         """stopping: ends what waits for the editor. show: called with the id of each terminal."""
         self._client, self._session, self._show = client, session, show
-        self._ask = Asking(stopping).ask
+        self._ask = EditorQuestions(stopping).ask
 
     def run(self, command: str, folder: Folder, _stop: threading.Event) -> str:
         """A RunCommand. If the user stops, the editor ends the command."""

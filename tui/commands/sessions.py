@@ -147,14 +147,14 @@ async def export(chat: ChatScreen, argument: str) -> None:
 
 async def import_chats(chat: ChatScreen, argument: str) -> None:
     """Import the chats of a file that localllm or another program exported, after asking."""
-    from localllm.chats.importing import KNOWN, Found, compare, read_export, take
+    from localllm.chats.importing import KNOWN, FoundExport, compare, read_export, take
     from tui.screens.question import QuestionScreen
 
     if not argument:
         raise RequestError(f"Name the file of exported chats: /import FILE. It may be {KNOWN}.")
     path, file = user_path(argument), chat.conversation.store.file
 
-    def look() -> Found:
+    def look() -> FoundExport:
         with closing(SessionStore(file)) as store:
             return compare(read_export(path), store)
 

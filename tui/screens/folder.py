@@ -14,7 +14,7 @@ from tui.screens.chat_view import ChatView
 from tui.widgets.frame import Row
 
 if TYPE_CHECKING:
-    from localllm.wings.documents.folder import OpenFolder
+    from localllm.wings.documents.folder import IndexedFolder
 
 EMBED_S = 30.0  # embedding time when a folder is opened; remaining chunks are found by keyword only
 ASSUMED_CONTEXT = 8192  # tokens, for a server that does not report its context
@@ -27,7 +27,7 @@ class ChatFolder:
     def __init__(self, chat: ChatView) -> None:
         self._chat = chat
         self._conversation, self._backend, self._status_line = chat.conversation, chat.backend, chat.status_line
-        self._opened: OpenFolder | None = None
+        self._opened: IndexedFolder | None = None
         self._lock = threading.Lock()  # one thread at a time opens, and searches by meaning
         self._stop = threading.Event()
 
@@ -47,7 +47,7 @@ class ChatFolder:
             self._chat.notify(opened.doubt, severity="warning")
         return (*found, *named)
 
-    async def open(self, folder: str) -> "OpenFolder":
+    async def open(self, folder: str) -> "IndexedFolder":
         """Index what has changed in a folder, with progress in the status line. Raises RequestError."""
         facts = self._status_line.facts
         work = asyncio.ensure_future(in_thread(lambda: self._open(folder)))
@@ -67,14 +67,14 @@ class ChatFolder:
             self._close()
             self._lock.release()
 
-    def _open(self, folder: str) -> "OpenFolder":
+    def _open(self, folder: str) -> "IndexedFolder":
         from localllm.settings import load_settings
-        from localllm.wings.documents.folder import OpenFolder
+        from localllm.wings.documents.folder import IndexedFolder
 
         with self._lock:
             if self._opened is None or self._opened.index.folder != Path(folder):
                 self._close()
-                self._opened = OpenFolder(Path(folder), load_settings({}))
+                self._opened = IndexedFolder(Path(folder), load_settings({}))
             self._opened.update(self._indexed, self._embedded, EMBED_S)
             return self._opened
 
@@ -92,7 +92,7 @@ class ChatFolder:
         self._status_line.facts.activity = (f"embedding {total} chunks", done / max(total, 1))
         return not self._stop.is_set()
 
-    def _excerpts(self, opened: "OpenFolder", question: str) -> tuple[list[Attachment], bool]:
+    def _excerpts(self, opened: "IndexedFolder", question: str) -> tuple[list[Attachment], bool]:
         """The excerpts for a question, and whether they fit it."""
         info, count = self._backend.info, self._backend.count_tokens
         context = self._conversation.parameters.ctx or (info and info.context) or ASSUMED_CONTEXT
@@ -102,5 +102,5 @@ class ChatFolder:
         return [Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found], fits
 
 
-def folder_note(folder: str, opened: "OpenFolder") -> list[Row]:
+def folder_note(folder: str, opened: "IndexedFolder") -> list[Row]:
     return [("folder", folder, ""), *((name, text, "") for name, text in opened.facts())]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class DefaultTemplate:
     """One default: `name`.jinja beside this file, and the tokens that must all be in the vocabulary."""
 
     name: str
@@ -26,15 +26,15 @@ class Family:
 
 
 FAMILIES = (
-    Family("chatml", ("<|im_start|>", "<|im_end|>"), "ChatML (Qwen, SmolLM, Hermes and others)"),
-    Family("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "Llama 3"),
-    Family("gemma", ("<start_of_turn>", "<end_of_turn>"), "Gemma"),
-    Family("deepseek", ("<｜User｜>", "<｜Assistant｜>"), "DeepSeek"),
-    Family("harmony", ("<|start|>", "<|channel|>", "<|message|>"), "harmony (gpt-oss)"),
-    Family("phi3", ("<|user|>", "<|assistant|>", "<|end|>"), "Phi 3"),
+    DefaultTemplate("chatml", ("<|im_start|>", "<|im_end|>"), "ChatML (Qwen, SmolLM, Hermes and others)"),
+    DefaultTemplate("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), "Llama 3"),
+    DefaultTemplate("gemma", ("<start_of_turn>", "<end_of_turn>"), "Gemma"),
+    DefaultTemplate("deepseek", ("<｜User｜>", "<｜Assistant｜>"), "DeepSeek"),
+    DefaultTemplate("harmony", ("<|start|>", "<|channel|>", "<|message|>"), "harmony (gpt-oss)"),
+    DefaultTemplate("phi3", ("<|user|>", "<|assistant|>", "<|end|>"), "Phi 3"),
 )
-INSTRUCT = Family("instruct", ("[INST]", "[/INST]"), "[INST] (Llama 2, Mistral)")
-PLAIN = Family("plain", (), 'lines of "Role: text"', stop_strings=("\nUser:", "\nSystem:"))
+INSTRUCT = DefaultTemplate("instruct", ("[INST]", "[/INST]"), "[INST] (Llama 2, Mistral)")
+PLAIN = DefaultTemplate("plain", (), 'lines of "Role: text"', stop_strings=("\nUser:", "\nSystem:"))
 
 # Substrings of a lower-case model name; the second follows the first.
 _INSTRUCT_NAMES = (
@@ -43,7 +43,7 @@ _INSTRUCT_NAMES = (
 )
 
 
-def family_of(tokens: Collection[str], model_name: str) -> Family:
+def family_of(tokens: Collection[str], model_name: str) -> DefaultTemplate:
     """The family whose control tokens the vocabulary has; by name for [INST] models, whose markers are plain text."""
     for family in (*FAMILIES, INSTRUCT):
         if all(token in tokens for token in family.tokens):

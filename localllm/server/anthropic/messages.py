@@ -16,7 +16,7 @@ from localllm.server.anthropic.requests import CountBody, MessagesBody, conversa
 from localllm.server.bodies import Object
 from localllm.server.errors import TOO_LONG_ANTHROPIC, Refusal, kind_of
 from localllm.server.json_body import ProtocolRoute
-from localllm.server.service import Run, ServiceDep
+from localllm.server.service import RunningAnswers, ServiceDep
 from localllm.server.wire import notes_of, sse
 
 _KINDS = {
@@ -66,7 +66,7 @@ class _Writer(answering.Writer):
         self._index = -1
         self._open: PartKind | None = None
 
-    def begin(self, run: Run) -> Iterator[bytes]:
+    def begin(self, run: RunningAnswers) -> Iterator[bytes]:
         usage = {"input_tokens": len(run.prompts[0].tokens or ()), "output_tokens": 0}
         yield _event("message_start", message={**self._message(), "usage": usage})
         yield _event("ping")
@@ -77,11 +77,11 @@ class _Writer(answering.Writer):
     def alive(self) -> bytes:
         return _event("ping")
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
+    def event(self, _run: RunningAnswers, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         for part in event.parts:
             yield from self._part(part)
 
-    def end(self, run: Run) -> Iterator[bytes]:
+    def end(self, run: RunningAnswers) -> Iterator[bytes]:
         yield from self._close()
         last = run.answers[0].last
         delta = self._stopped(run.answers[0])
@@ -91,7 +91,7 @@ class _Writer(answering.Writer):
     def error(self, error: LocalLLMError) -> bytes:
         return sse(self.error_body(error), event="error")
 
-    def whole(self, run: Run) -> Object:
+    def whole(self, run: RunningAnswers) -> Object:
         answer = run.answers[0]
         blocks = [_block(PartKind.REASONING, answer.reasoning)] if answer.reasoning else []
         if answer.content or not answer.calls:

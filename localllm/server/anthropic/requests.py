@@ -42,14 +42,14 @@ MOST_PINS = 4
 LIFETIMES_S = {"5m": 300.0, "1h": 3600.0}
 
 
-class Message(Body):
+class AnthropicMessage(Body):
     """A message. content: text or blocks. role: also "system", in place."""
 
     role: str
     content: str | Objects
 
 
-class Tool(Body):
+class AnthropicTool(Body):
     """A tool that the model may call. type: other than "custom" for tools that Anthropic defines.
 
     defer_loading: the model knows it only once a tool_reference names it. cache_control: pins the tools.
@@ -74,9 +74,9 @@ class OutputConfig(Body):
 class CountBody(ModelBody):
     """/v1/messages/count_tokens; also a part of /v1/messages."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     system: str | Objects | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Object | None = None
     thinking: Object | None = None
     output_config: OutputConfig | None = None
@@ -138,7 +138,7 @@ def _seconds(control: Any) -> float:
     return LIFETIMES_S[ttl]
 
 
-def _beginning(body: MessagesBody, messages: list[Message]) -> list[Object]:
+def _beginning(body: MessagesBody, messages: list[AnthropicMessage]) -> list[Object]:
     found: list[Object] = conversation(body.model_copy(update={"messages": messages}))["messages"]
     return found
 
@@ -220,7 +220,7 @@ def _system(system: str | Objects | None) -> str:
     return "\n".join(text for block in blocks if not (text := _string(block, "text")).startswith(BILLING))
 
 
-def _is_described(tool: Tool) -> bool:
+def _is_described(tool: AnthropicTool) -> bool:
     """Whether a tool's arguments are known: from its schema, or by its type. Others run only at Anthropic's."""
     if tool.type in (None, "custom") or tool.input_schema is not None or known(tool.type):
         return True
@@ -228,7 +228,7 @@ def _is_described(tool: Tool) -> bool:
     return False
 
 
-def _tool(tool: Tool) -> Object:
+def _tool(tool: AnthropicTool) -> Object:
     description, schema = known(tool.type) or (None, {})
     said = tool.description or description
     about: Object = {"description": said} if said else {}
@@ -249,7 +249,7 @@ def _tool_choice(choice: Object) -> str | None:
     return name
 
 
-def _messages(message: Message, loading: _Loading) -> list[Object]:
+def _messages(message: AnthropicMessage, loading: _Loading) -> list[Object]:
     """A message as chat templates expect it. Tool results become messages of their own, before the rest."""
     role = message.role
     if isinstance(message.content, str):

@@ -37,7 +37,7 @@ from localllm.library.names import BUILT_IN
 from localllm.server.chats.markdown import Blocks
 from localllm.server.errors import ApiError, message_of
 from localllm.server.load_watch import LoadState
-from localllm.server.service import Run, Service
+from localllm.server.service import RunningAnswers, Service
 from localllm.server.streams import defect
 from localllm.server.wire import prompt_progress
 from localllm.settings import Settings
@@ -429,7 +429,7 @@ class Chats:
             await self.work(lambda _: conversation.save(message))
         return message
 
-    async def _follow(self, running: Running, run: Run) -> AnswerEvent:
+    async def _follow(self, running: Running, run: RunningAnswers) -> AnswerEvent:
         """Take an answer's events until it ends; returns the last one."""
         message, stream, meter = running.message, run.streams[0], run.meters[0]
         assert message is not None

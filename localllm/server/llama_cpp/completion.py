@@ -15,7 +15,7 @@ from localllm.server.bodies import BANNED, Body, Limit, Object, Sampled, Tokens
 from localllm.server.errors import ApiError
 from localllm.server.limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from localllm.server.llama_cpp.routes import LlamaCppRoute
-from localllm.server.service import Run, Service, ServiceDep
+from localllm.server.service import RunningAnswers, Service, ServiceDep
 from localllm.server.streams import interruptible
 from localllm.server.wire import TimedProgress, logprob_entries, notes_of, sse, timings, usage
 
@@ -88,7 +88,7 @@ class Predicted(Sampled):
         return {key: value for name in _NEUTRAL if name not in wanted for key, value in _NEUTRAL[name].items()}
 
 
-class CompletionBody(Predicted):
+class LlamaCompletionBody(Predicted):
     """/completion. prompt: text, token ids, or both mixed; several prompts in a list are answered one after the other.
 
     A prompt may be an object with prompt_string. n_cmpl: answers to each prompt. grammar (GBNF) or json_schema hold the
@@ -130,7 +130,7 @@ class InfillBody(Predicted):
 
 @router.post("/completion")
 @router.post("/completions")
-async def completion(body: CompletionBody, http: Request, service: ServiceDep) -> Response:
+async def completion(body: LlamaCompletionBody, http: Request, service: ServiceDep) -> Response:
     """Continue one or several prompts."""
     if body.grammar and body.json_schema is not None:
         raise ApiError(400, "grammar and json_schema exclude each other; send one of them")
@@ -215,25 +215,25 @@ class _InfillWriter(Writer):
     def progress(self, progress: Object) -> bytes:
         return sse({"content": "", "stop": False, "progress": progress, **self._timed.fields(progress)})
 
-    def event(self, _run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
+    def event(self, _run: RunningAnswers, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.content:
             yield sse({"content": event.content, "stop": False})
 
-    def end(self, run: Run) -> Iterator[bytes]:
+    def end(self, run: RunningAnswers) -> Iterator[bytes]:
         yield sse({**self.whole(run), "content": ""})
 
-    def whole(self, run: Run) -> Any:
+    def whole(self, run: RunningAnswers) -> Any:
         answer = run.answers[0]
         return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer])}
 
 
 class _CompletionWriter(_InfillWriter):
-    def __init__(self, body: CompletionBody, several: bool) -> None:
+    def __init__(self, body: LlamaCompletionBody, several: bool) -> None:
         super().__init__(body)
         self._body = body
         self._several = several
 
-    def event(self, _run: Run, index: int, event: AnswerEvent) -> Iterator[bytes]:
+    def event(self, _run: RunningAnswers, index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.content or event.logprobs:
             counts = event.counts
             yield sse(
@@ -250,11 +250,11 @@ class _CompletionWriter(_InfillWriter):
                 }
             )
 
-    def end(self, run: Run) -> Iterator[bytes]:
+    def end(self, run: RunningAnswers) -> Iterator[bytes]:
         for index in range(len(run.answers)):
             yield sse(self._selected({**self._one(run, index), "content": "", "tokens": []}))
 
-    def whole(self, run: Run) -> Any:
+    def whole(self, run: RunningAnswers) -> Any:
         found = [self._selected(self._one(run, index)) for index in range(len(run.answers))]
         return found if self._several else found[0]
 
@@ -269,7 +269,7 @@ class _CompletionWriter(_InfillWriter):
                 found[path] = value
         return found if self._body.response_fields else told
 
-    def _one(self, run: Run, index: int) -> Object:
+    def _one(self, run: RunningAnswers, index: int) -> Object:
         answer, body = run.answers[index], self._body
         last, counts = answer.last, answer.last.counts
         settings = {
@@ -309,7 +309,7 @@ def _probabilities(part: AnswerEvent | Answer) -> Object:
     return {"completion_probabilities": entries} if entries else {}
 
 
-def _prompt_text(run: Run, index: int) -> str:
+def _prompt_text(run: RunningAnswers, index: int) -> str:
     """The prompt as text, with its special tokens. A remote server does not tell it."""
     tokens = run.prompt(index).tokens
     return "" if tokens is None else run.lease.model.tokenizer.decode(tokens)

@@ -85,13 +85,13 @@ class EmbeddingBody(ComputedBody):
     embd_normalize: Literal[2] = 2
 
 
-class Document(Body):
+class CohereDocument(Body):
     """A document in Cohere's format."""
 
     text: str
 
 
-Documents = Annotated[list[str | Document], Field(fail_fast=True, min_length=1, max_length=MAX_RERANK_DOCUMENTS)]
+Documents = Annotated[list[str | CohereDocument], Field(fail_fast=True, min_length=1, max_length=MAX_RERANK_DOCUMENTS)]
 
 
 class RerankBody(ComputedBody):

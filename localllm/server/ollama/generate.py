@@ -25,8 +25,8 @@ from localllm.server.limits import MAX_PREPARING
 from localllm.server.load_watch import LoadState
 from localllm.server.ollama import wire
 from localllm.server.ollama.options import read_options
-from localllm.server.ollama.schema import ChatBody, Common, GenerateBody
-from localllm.server.service import Run, Service, ServiceDep, for_user_of
+from localllm.server.ollama.schema import Common, GenerateBody, OllamaChatBody
+from localllm.server.service import RunningAnswers, Service, ServiceDep, for_user_of
 from localllm.server.streams import held_lines, interruptible, streamed
 from localllm.server.wire import NDJSON, load_progress, logprob_entries, ndjson
 
@@ -47,7 +47,7 @@ async def generate(body: GenerateBody, http: Request, service: ServiceDep) -> Re
 
 
 @router.post("/api/chat")
-async def chat(body: ChatBody, http: Request, service: ServiceDep) -> Response:
+async def chat(body: OllamaChatBody, http: Request, service: ServiceDep) -> Response:
     """Answer a conversation. An empty one loads the model, or unloads it if keep_alive is 0."""
     request = await to_thread.run_sync(chat_request, body)
     if not body.messages:
@@ -56,7 +56,7 @@ async def chat(body: ChatBody, http: Request, service: ServiceDep) -> Response:
 
 
 @router.post("/api/cost")
-async def cost(body: ChatBody, http: Request, service: ServiceDep) -> Object:
+async def cost(body: OllamaChatBody, http: Request, service: ServiceDep) -> Object:
     """What a conversation would compute if it were sent to a loaded model now, by its counts. Nothing is generated."""
     (request,) = for_user_of(http, [await to_thread.run_sync(chat_request, body)])
     if has_images(request.messages):
@@ -75,7 +75,7 @@ async def cost(body: ChatBody, http: Request, service: ServiceDep) -> Object:
     }
 
 
-def chat_request(body: ChatBody) -> AnswerRequest:
+def chat_request(body: OllamaChatBody) -> AnswerRequest:
     """Convert a chat body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError.
 
     Whole old messages are dropped if they do not fit, unless truncate is false.
@@ -152,25 +152,25 @@ class _Writer(Writer):
     def alive(self) -> bytes:
         return ndjson(wire.line(self._body.model, self._empty))
 
-    def event(self, run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
+    def event(self, run: RunningAnswers, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.parts or event.logprobs:
             calls_before = len(run.answers[0].calls) - len(event.calls)
             yield ndjson(wire.line(self._body.model, self._content(event, calls_before)))
 
-    def end(self, run: Run) -> Iterator[bytes]:
+    def end(self, run: RunningAnswers) -> Iterator[bytes]:
         yield ndjson(self._final(run, self._empty))
 
     def error(self, error: LocalLLMError) -> bytes:
         return wire.error_line(error)
 
-    def whole(self, run: Run) -> Object:
+    def whole(self, run: RunningAnswers) -> Object:
         return self._final(run, self._content(run.answers[0], 0))
 
     def _content(self, part: AnswerEvent | Answer, calls_before: int) -> Object:
         fields = self._fields(part, calls_before)
         return {**fields, "logprobs": logprob_entries(part.logprobs)} if part.logprobs else fields
 
-    def _final(self, run: Run, content: Object) -> Object:
+    def _final(self, run: RunningAnswers, content: Object) -> Object:
         body, answer, tokens = self._body, run.answers[0], run.prompts[0].tokens
         if isinstance(body, GenerateBody) and not body.raw and not body.images and tokens is not None:
             content = {**content, "context": [*tokens, *answer.token_ids]}

@@ -21,7 +21,7 @@ from localllm.server.bodies import Object, keep_alive_s, stop_strings
 from localllm.server.embeddings import embed_all
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.ollama.options import read_options
-from localllm.server.ollama.schema import EmbedBody, EmbeddingsBody, ShowBody
+from localllm.server.ollama.schema import EmbedBody, OllamaEmbeddingsBody, ShowBody
 from localllm.server.ollama.wire import NANOSECONDS
 from localllm.server.options import FOREVER
 from localllm.server.served import ModelAbout, ResidentModel, ServedModels
@@ -91,7 +91,7 @@ async def embed(body: EmbedBody, service: ServiceDep) -> Object:
 
 
 @router.post("/api/embeddings")
-async def embeddings(body: EmbeddingsBody, service: ServiceDep) -> Object:
+async def embeddings(body: OllamaEmbeddingsBody, service: ServiceDep) -> Object:
     """Embed one text: the older form. An empty text loads the model."""
     newer = EmbedBody(model=body.model, keep_alive=body.keep_alive, input=[body.prompt] if body.prompt else [])
     answer = await embed(newer, service)

@@ -55,7 +55,7 @@ class Call(Body):
     function: Function
 
 
-class Message(Body):
+class OllamaMessage(Body):
     """A message of a chat."""
 
     role: str
@@ -67,10 +67,10 @@ class Message(Body):
     tool_call_id: str | None = None
 
 
-class ChatBody(Common):
+class OllamaChatBody(Common):
     """/api/chat."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     tools: Tools | None = None
 
 
@@ -84,7 +84,7 @@ class EmbedBody(Body):
     keep_alive: KeepAlive = None
 
 
-class EmbeddingsBody(Body):
+class OllamaEmbeddingsBody(Body):
     """/api/embeddings, the older form."""
 
     model: ModelName = ""
@@ -139,7 +139,7 @@ class CreateBody(Body):
     license: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     system: str | None = None
     parameters: dict[str, Any] | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     quantize: Annotated[str | None, Field(validation_alias=AliasChoices("quantize", "quantization"))] = None
     renderer: str | None = None
     parser: str | None = None

@@ -12,7 +12,7 @@ from localllm.errors import LocalLLMError
 from localllm.server.contents import image_part, plain, text_part
 from localllm.server.errors import refusal_of
 from localllm.server.json_body import ProtocolRoute
-from localllm.server.ollama.schema import Message
+from localllm.server.ollama.schema import OllamaMessage
 from localllm.server.wire import dropped_of, ndjson, notes_of
 
 NANOSECONDS = 1_000_000_000
@@ -28,7 +28,7 @@ def content_of(text: str, images: Sequence[str] | None) -> Any:
     return plain([*map(image_part, images or ()), text_part(text)])
 
 
-def conversation_message(message: Message) -> dict[str, Any]:
+def conversation_message(message: OllamaMessage) -> dict[str, Any]:
     """A message as chat templates expect it. Raises ApiError 400, PictureError."""
     content = content_of(message.content or "", message.images)
     fields: dict[str, Any] = {"role": message.role.lower(), "content": content}

@@ -25,7 +25,7 @@ from localllm.server.openai.wire import (
     function_of,
     think_of,
 )
-from localllm.server.service import Run, ServiceDep
+from localllm.server.service import RunningAnswers, ServiceDep
 from localllm.server.wire import logprob_entries, notes_of, sse
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
@@ -103,11 +103,11 @@ class _Writer(ChunkWriter):
         self._is_older = bool(body.functions)  # calls are written as `function_call`
         self._calls = defaultdict[int, CallDeltas](lambda: CallDeltas(self._tools))
 
-    def begin(self, run: Run) -> Iterator[bytes]:
+    def begin(self, run: RunningAnswers) -> Iterator[bytes]:
         for index in range(len(run.streams)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def event(self, run: Run, index: int, event: AnswerEvent) -> Iterator[bytes]:
+    def event(self, run: RunningAnswers, index: int, event: AnswerEvent) -> Iterator[bytes]:
         delta = self._delta(event, self._calls[index])
         if delta or event.logprobs:
             yield self._chunk(index, delta, self._timings(event), logprobs=_logprobs(event))
@@ -115,7 +115,7 @@ class _Writer(ChunkWriter):
             reason, timed = self._reason(run.answers[index]), self._timings(event, is_last=True)
             yield self._chunk(index, {}, timed, finish_reason=reason, **notes_of(event))
 
-    def whole(self, run: Run) -> Object:
+    def whole(self, run: RunningAnswers) -> Object:
         choices = [self._choice(index, answer) for index, answer in enumerate(run.answers)]
         return {**self._head, "object": "chat.completion", "choices": choices, **self._totals(run)}
 

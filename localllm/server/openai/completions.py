@@ -16,7 +16,7 @@ from localllm.server.bodies import Object
 from localllm.server.errors import ApiError
 from localllm.server.openai.schema import CompletionBody
 from localllm.server.openai.wire import ChunkWriter, OpenAIRoute, constraint_of, finish_reason
-from localllm.server.service import Run, ServiceDep
+from localllm.server.service import RunningAnswers, ServiceDep
 from localllm.server.wire import finite, notes_of, sse
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
@@ -76,12 +76,12 @@ class _Writer(ChunkWriter):
         self._prompt_top = body.prompt_logprobs
         self._offsets: defaultdict[int, _Offsets] = defaultdict(_Offsets)
 
-    def begin(self, run: Run) -> Iterator[bytes]:
+    def begin(self, run: RunningAnswers) -> Iterator[bytes]:
         if self._echo and not self._scores_echo:
             for index in range(len(run.streams)):
                 yield self._chunk(index, _prompt_text(run, index))
 
-    def event(self, run: Run, index: int, event: AnswerEvent) -> Iterator[bytes]:
+    def event(self, run: RunningAnswers, index: int, event: AnswerEvent) -> Iterator[bytes]:
         if (scores := event.prompt_logprobs) is not None:
             text = _prompt_text(run, index) if self._scores_echo else ""
             logprobs = self._echoed(run, index, scores) if self._scores_echo else None
@@ -93,7 +93,7 @@ class _Writer(ChunkWriter):
             reason, timed = finish_reason(run.answers[index]), self._timings(event, is_last=True)
             yield self._chunk(index, "", timed, finish_reason=reason, **notes_of(event))
 
-    def whole(self, run: Run) -> Object:
+    def whole(self, run: RunningAnswers) -> Object:
         choices = []
         for index, found in enumerate(run.answers):
             scores = found.prompt_logprobs or ()
@@ -115,7 +115,7 @@ class _Writer(ChunkWriter):
     def _chunk(self, index: int, text: str, timed: Object | None = None, **more: object) -> bytes:
         return sse({**self._head, "choices": [_choice(index, text, **more)], **(timed or {})})
 
-    def _echoed(self, run: Run, index: int, scores: Sequence[Logprob]) -> Object:
+    def _echoed(self, run: RunningAnswers, index: int, scores: Sequence[Logprob]) -> Object:
         """The prompt's log-probabilities in OpenAI's format; its first token has none."""
         tokens, tokenizer = _prompt_tokens(run, index), run.lease.model.tokenizer
         pieces = (tokenizer.token_bytes(token, skip_special=True) for token in tokens)
@@ -139,14 +139,14 @@ class _Writer(ChunkWriter):
         return {"prompt_logprobs": [None, *(_by_id(entry, self._prompt_top) for entry in scores)]}
 
 
-def _prompt_tokens(run: Run, index: int) -> Sequence[int]:
+def _prompt_tokens(run: RunningAnswers, index: int) -> Sequence[int]:
     tokens = run.prompt(index).tokens
     if tokens is None:
         raise ApiError(400, "echo is not supported for models of a remote server")
     return tokens
 
 
-def _prompt_text(run: Run, index: int) -> str:
+def _prompt_text(run: RunningAnswers, index: int) -> str:
     text: str = run.lease.model.tokenizer.decode(_prompt_tokens(run, index), skip_special=True)
     return text
 

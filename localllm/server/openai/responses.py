@@ -22,9 +22,9 @@ from localllm.server.openai.conversations import stored_of
 from localllm.server.openai.items import conversation_of, loaded_tools, sealed
 from localllm.server.openai.schema import ResponsesBody
 from localllm.server.openai.stored import with_id
-from localllm.server.openai.tools import Toolbox, custom_input, toolbox, with_choice
+from localllm.server.openai.tools import RequestTools, custom_input, toolbox, with_choice
 from localllm.server.openai.wire import BareRoute, OpenAIRoute, format_of, item_usage, think_of
-from localllm.server.service import Run, ServiceDep
+from localllm.server.service import RunningAnswers, ServiceDep
 from localllm.server.wire import TimedProgress, logprob_entries, notes_of, sse, timings
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
@@ -148,7 +148,7 @@ class _Writer(answering.Writer):
 
     route = OpenAIRoute
 
-    def __init__(self, body: ResponsesBody, tools: Toolbox, keep: Callable[[Object], None]) -> None:
+    def __init__(self, body: ResponsesBody, tools: RequestTools, keep: Callable[[Object], None]) -> None:
         """keep: called with the response when it is complete."""
         self._keep = keep
         self._body = body
@@ -170,7 +170,7 @@ class _Writer(answering.Writer):
     def _response(self) -> Object:
         return {**self._fixed, "model": self._body.model}
 
-    def begin(self, _run: Run | None = None) -> list[bytes]:
+    def begin(self, _run: RunningAnswers | None = None) -> list[bytes]:
         """See answering.Writer. Nothing if progress has already started the stream."""
         if self._sequence:
             return []
@@ -183,7 +183,7 @@ class _Writer(answering.Writer):
             lines.append(self._event("response.in_progress", response=self._response, **timed))
         return b"".join(lines)
 
-    def event(self, run: Run, _index: int, event: AnswerEvent) -> Iterator[bytes]:
+    def event(self, run: RunningAnswers, _index: int, event: AnswerEvent) -> Iterator[bytes]:
         self._timed = {"timings": timings(event)} if self._body.timings_per_token else {}
         fresh = logprob_entries(run.answers[0].content_logprobs[self._told :])
         self._told += len(fresh)
@@ -193,7 +193,7 @@ class _Writer(answering.Writer):
             if of_content:
                 fresh = []
 
-    def end(self, run: Run) -> Iterator[bytes]:
+    def end(self, run: RunningAnswers) -> Iterator[bytes]:
         answer = run.answers[0]
         yield from self._close(_status(answer))
         response = self._ended(answer)
@@ -210,7 +210,7 @@ class _Writer(answering.Writer):
             ]
         )
 
-    def whole(self, run: Run) -> Object:
+    def whole(self, run: RunningAnswers) -> Object:
         answer = run.answers[0]
         texts = ((PartKind.REASONING, answer.reasoning), (PartKind.CONTENT, answer.content))
         parts = [AnswerPart(kind, text) for kind, text in texts if text]

@@ -39,7 +39,7 @@ class ClientTool:
 
 
 @dataclass(frozen=True, slots=True)
-class Toolbox:
+class RequestTools:
     """The tools of a request. functions: for chat templates, in the request's order. known: by function name.
 
     described: the names of functions that the conversation defines.
@@ -54,7 +54,7 @@ class Toolbox:
         return self.known.get(name) or ClientTool(name)
 
 
-def toolbox(tools: Sequence[Object], loaded: Sequence[Object] = ()) -> Toolbox:
+def toolbox(tools: Sequence[Object], loaded: Sequence[Object] = ()) -> RequestTools:
     """The tools of /v1/responses, or of chat completions, whose definitions are one level deeper.
 
     loaded: those that the client's search for tools has found, which the conversation defines. If the client searches,
@@ -71,7 +71,7 @@ def toolbox(tools: Sequence[Object], loaded: Sequence[Object] = ()) -> Toolbox:
             known[name] = tool
             functions.append(function)
     names = {function["function"]["name"] for _, function in listed}
-    return Toolbox(functions, known, [name for name in known if name not in names])
+    return RequestTools(functions, known, [name for name in known if name not in names])
 
 
 def full_name(name: str, namespace: str | None) -> str:
@@ -87,7 +87,7 @@ def custom_input(call: ToolCall) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def with_choice(box: Toolbox, choice: str | Object | None) -> Object:
+def with_choice(box: RequestTools, choice: str | Object | None) -> Object:
     """The fields of an AnswerRequest about tools. Raises ApiError 400.
 
     Tools that are not allowed stay in the prompt, so that another choice does not change it.

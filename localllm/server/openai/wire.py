@@ -14,8 +14,8 @@ from localllm.server.bodies import Object, Sampled
 from localllm.server.errors import TOO_LONG_OPENAI, ApiError, Refusal, kind_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
-from localllm.server.openai.tools import ClientTool, Toolbox, custom_input
-from localllm.server.service import Run
+from localllm.server.openai.tools import ClientTool, RequestTools, custom_input
+from localllm.server.service import RunningAnswers
 from localllm.server.wire import TimedProgress, cache_written, sse, timings, usage
 
 DONE = b"data: [DONE]\n\n"
@@ -61,7 +61,7 @@ class ChunkWriter(Writer):
     def progress(self, progress: Object) -> bytes:
         return sse({**self._head, "choices": [], "progress": progress, **self._timed.fields(progress)})
 
-    def end(self, run: Run) -> Iterator[bytes]:
+    def end(self, run: RunningAnswers) -> Iterator[bytes]:
         if self._includes_usage:
             yield sse({**self._head, "choices": [], **self._totals(run)})
         yield DONE
@@ -71,11 +71,11 @@ class ChunkWriter(Writer):
         told = self._body.timings_per_token or (is_last and not self._includes_usage)
         return {"timings": timings(event)} if told else {}
 
-    def _totals(self, run: Run) -> Object:
+    def _totals(self, run: RunningAnswers) -> Object:
         """Usage of all choices, and timings of the first."""
         return {"usage": self._usage(run), "timings": timings(run.answers[0].last)}
 
-    def _usage(self, run: Run) -> Object:
+    def _usage(self, run: RunningAnswers) -> Object:
         reasoning = sum(answer.reasoning_tokens for answer in run.answers)
         details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
         return usage(run.answers, run.choices) | details
@@ -104,7 +104,7 @@ def called(call: ToolCall, tool: ClientTool) -> Object:
 class CallDeltas:
     """The tool calls of one streamed answer as its chunks report them; calls of custom tools once they are complete."""
 
-    def __init__(self, tools: Toolbox) -> None:
+    def __init__(self, tools: RequestTools) -> None:
         self._tools = tools
         self._names: list[str] = []
         self._complete = 0

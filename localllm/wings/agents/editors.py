@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.wings.agents.programs import NO_KEY, Endpoint, answer_tokens
+from localllm.wings.agents.programs import NO_KEY, AgentEndpoint, answer_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +13,10 @@ class Editor:
     """title: its own name. steps: where to enter what, for a server's model."""
 
     title: str
-    steps: Callable[[Endpoint], str]
+    steps: Callable[[AgentEndpoint], str]
 
 
-def _vscode(at: Endpoint) -> str:
+def _vscode(at: AgentEndpoint) -> str:
     model = {
         "id": at.model,
         "name": at.model,
@@ -33,7 +33,7 @@ def _vscode(at: Endpoint) -> str:
     )
 
 
-def _zed(at: Endpoint) -> str:
+def _zed(at: AgentEndpoint) -> str:
     model = {"name": at.model, "max_tokens": at.context, "max_output_tokens": answer_tokens(at)}
     provider = {"api_url": f"{at.url}/v1", "available_models": [{**model, "capabilities": {"tools": True}}]}
     agent = {"type": "custom", "command": "localllm", "args": ["agent", at.model]}
@@ -45,7 +45,7 @@ def _zed(at: Endpoint) -> str:
     )
 
 
-def _jetbrains(at: Endpoint) -> str:
+def _jetbrains(at: AgentEndpoint) -> str:
     agent = {"command": "localllm", "args": ["agent", at.model]}
     return (
         f"Settings, Tools, AI Assistant, Models: choose Ollama with the address {at.url}, or OpenAI-compatible with "
@@ -55,7 +55,7 @@ def _jetbrains(at: Endpoint) -> str:
     )
 
 
-def _xcode(at: Endpoint) -> str:
+def _xcode(at: AgentEndpoint) -> str:
     port = at.url.rpartition(":")[2]
     return (
         "Settings, Intelligence, Add a Model Provider, Locally Hosted:\n\n"
@@ -65,7 +65,7 @@ def _xcode(at: Endpoint) -> str:
     )
 
 
-def _open_webui(at: Endpoint) -> str:
+def _open_webui(at: AgentEndpoint) -> str:
     return (
         "Start it with these variables, or enter the same under Admin Panel, Settings, Connections. In a container, "
         "127.0.0.1 is the container: use host.docker.internal, and serve with --host.\n\n"
@@ -73,7 +73,7 @@ def _open_webui(at: Endpoint) -> str:
     )
 
 
-def _home_assistant(at: Endpoint) -> str:
+def _home_assistant(at: AgentEndpoint) -> str:
     return (
         "Settings, Devices & services, Add integration, Ollama:\n\n"
         f"URL: {at.url}\nAPI key: {_key(at)}\nModel: {at.model}\nContext window size: {at.context}\n\n"
@@ -81,7 +81,7 @@ def _home_assistant(at: Endpoint) -> str:
     )
 
 
-def _key(at: Endpoint) -> str:
+def _key(at: AgentEndpoint) -> str:
     return "any text" if at.key == NO_KEY else at.key
 
 

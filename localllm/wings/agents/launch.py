@@ -24,7 +24,7 @@ from localllm.library.names import is_gguf, plain, without_suffix
 from localllm.text import human_time
 
 if TYPE_CHECKING:
-    from localllm.wings.agents.programs import Endpoint, Program, Setup
+    from localllm.wings.agents.programs import AgentEndpoint, AgentProgram, ProgramSetup
 
 ProgramName = Annotated[
     str, typer.Argument(metavar="PROGRAM", help="A coding agent such as claude; vscode, zed, ...", show_default=False)
@@ -81,7 +81,7 @@ def launch(
     raise typer.Exit(status)
 
 
-def executable(agent: "Program") -> str:
+def executable(agent: "AgentProgram") -> str:
     """The program's path. Raises RequestError with the command that installs it."""
     if (path := shutil.which(agent.name)) is None:
         raise RequestError(f"{agent.name} is not installed. Install it with `{agent.install}`.")
@@ -91,14 +91,14 @@ def executable(agent: "Program") -> str:
 @contextmanager
 def served_model(
     model: str | None, port: int | None, ctx: int | None
-) -> "Iterator[tuple[LocalServer, Endpoint, bool]]":
+) -> "Iterator[tuple[LocalServer, AgentEndpoint, bool]]":
     """A server with the model loaded, the model's endpoint, and whether the server was started for this block.
 
     If no server runs, starts one that ends with the block, and pulls the model if needed. Raises RequestError if no
     model is named and none is loaded, LibraryError if the model cannot be found or pulled.
     """
     from localllm.settings import load_settings
-    from localllm.wings.agents.programs import NO_KEY, Endpoint
+    from localllm.wings.agents.programs import NO_KEY, AgentEndpoint
 
     server = local_server(port)
     running = server.runs()
@@ -120,10 +120,10 @@ def served_model(
         about = next((row for row in rows if plain(row["name"]) == plain(name)), rows[0])  # the one used last
         name = about["name"]
         note(f"{name} is served at {server.url}, with a context of {about['context_length']:,} tokens")
-        yield server, Endpoint(server.url, name, about["context_length"], server.key or NO_KEY), not running
+        yield server, AgentEndpoint(server.url, name, about["context_length"], server.key or NO_KEY), not running
 
 
-def check_context(agent: "Program", endpoint: "Endpoint") -> None:
+def check_context(agent: "AgentProgram", endpoint: "AgentEndpoint") -> None:
     """Raise RequestError if the model's context is too short for the program's prompts."""
     if endpoint.context < agent.least_context:
         raise RequestError(
@@ -133,7 +133,7 @@ def check_context(agent: "Program", endpoint: "Endpoint") -> None:
         )
 
 
-def tell_cost(agent: "Program", server: LocalServer, endpoint: "Endpoint") -> None:
+def tell_cost(agent: "AgentProgram", server: LocalServer, endpoint: "AgentEndpoint") -> None:
     """Report what the first prompt costs, and which prefixes are on disk already. The server tells: it has the file."""
     tokens = counted_tokens(agent.name).get(endpoint.model, agent.first_prompt)
     try:
@@ -177,20 +177,20 @@ def counted_tokens(name: str) -> dict[str, int]:
     return counted if isinstance(counted, dict) else {}
 
 
-def write_files(setup: "Setup") -> None:
+def write_files(setup: "ProgramSetup") -> None:
     for path, content in setup.files.items():
         make_folder(path.parent)
         path.write_text(content, encoding="utf-8", newline="\n")
         path.chmod(0o600)
 
 
-def environment_of(setup: "Setup") -> dict[str, str]:
+def environment_of(setup: "ProgramSetup") -> dict[str, str]:
     """This process's environment, with the setup's variables added and removed."""
     kept = {name: value for name, value in os.environ.items() if name not in setup.removed}
     return {**kept, **setup.environment}
 
 
-def _run(command: list[str], setup: "Setup") -> int:
+def _run(command: list[str], setup: "ProgramSetup") -> int:
     """Run a program in the foreground; returns its exit code, or 128 plus the signal. Only the program gets Ctrl-C."""
     write_files(setup)
     process = subprocess.Popen(command, env=environment_of(setup))
@@ -202,7 +202,7 @@ def _run(command: list[str], setup: "Setup") -> int:
         return code if code >= 0 else 128 - code
 
 
-def _shown(setup: "Setup", agent: "Program", arguments: list[str], key: str | None) -> str:
+def _shown(setup: "ProgramSetup", agent: "AgentProgram", arguments: list[str], key: str | None) -> str:
     """The command as a shell line, with the key masked."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in setup.environment.items()]
     removed = [f"-u {name}" for name in setup.removed]
@@ -211,7 +211,7 @@ def _shown(setup: "Setup", agent: "Program", arguments: list[str], key: str | No
     return line.replace(key, "KEY") if key else line
 
 
-def _write(agent: "Program", endpoint: "Endpoint") -> None:
+def _write(agent: "AgentProgram", endpoint: "AgentEndpoint") -> None:
     """Write the program's own configuration. If it exists, raises RequestError with the content to add."""
     content = agent.own_text(endpoint)
     if not agent.own_path:

@@ -20,7 +20,7 @@ NO_KEY = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class AgentEndpoint:
     """A server's model. url: without a path. context: tokens of prompt and answer together."""
 
     url: str
@@ -30,7 +30,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ProgramSetup:
     """What a program gets for one run. removed: variables to unset. files: contents by path. arguments precede the
     user's.
     """
@@ -42,7 +42,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class AgentProgram:
     """A coding agent. name: also its command. install: the command that installs it.
 
     first_prompt: approximate tokens of its first prompt. least_context: tokens that it needs to do any work.
@@ -55,13 +55,13 @@ class Program:
     install: str
     first_prompt: int
     least_context: int
-    set_up: Callable[[Endpoint, Path], Setup]
-    own_text: Callable[[Endpoint], str]
+    set_up: Callable[[AgentEndpoint, Path], ProgramSetup]
+    own_text: Callable[[AgentEndpoint], str]
     asked: tuple[str, ...] = ()
     own_path: str = ""
 
 
-def program(name: str, others: Iterable[str] = ()) -> Program:
+def program(name: str, others: Iterable[str] = ()) -> AgentProgram:
     """A program by name. others: further names to offer. Raises RequestError."""
     found = PROGRAMS.get(name)
     if found is None:
@@ -69,7 +69,7 @@ def program(name: str, others: Iterable[str] = ()) -> Program:
     return found
 
 
-def _claude_variables(at: Endpoint) -> dict[str, str]:
+def _claude_variables(at: AgentEndpoint) -> dict[str, str]:
     models = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
     return {
         "ANTHROPIC_BASE_URL": at.url,
@@ -82,11 +82,11 @@ def _claude_variables(at: Endpoint) -> dict[str, str]:
     }
 
 
-def _claude(at: Endpoint, _folder: Path) -> Setup:
-    return Setup(_claude_variables(at), removed=("ANTHROPIC_API_KEY",))
+def _claude(at: AgentEndpoint, _folder: Path) -> ProgramSetup:
+    return ProgramSetup(_claude_variables(at), removed=("ANTHROPIC_API_KEY",))
 
 
-def _codex_settings(at: Endpoint) -> dict[str, Any]:
+def _codex_settings(at: AgentEndpoint) -> dict[str, Any]:
     return {
         "model": at.model,
         "model_provider": "localllm",
@@ -99,17 +99,17 @@ def _codex_settings(at: Endpoint) -> dict[str, Any]:
     }
 
 
-def _codex(at: Endpoint, _folder: Path) -> Setup:
+def _codex(at: AgentEndpoint, _folder: Path) -> ProgramSetup:
     lines = (f"{name}={json.dumps(value)}" for name, value in _codex_settings(at).items())  # JSON strings are TOML too
     variables = {} if at.key == NO_KEY else {"LOCALLLM_API_KEY": at.key}
-    return Setup(variables, arguments=tuple(word for line in lines for word in ("-c", line)))
+    return ProgramSetup(variables, arguments=tuple(word for line in lines for word in ("-c", line)))
 
 
-def _codex_text(at: Endpoint) -> str:
+def _codex_text(at: AgentEndpoint) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in _codex_settings(at).items())
 
 
-def _opencode_settings(at: Endpoint) -> str:
+def _opencode_settings(at: AgentEndpoint) -> str:
     model = {"name": at.model, "limit": {"context": at.context, "output": answer_tokens(at)}}
     options = {"baseURL": f"{at.url}/v1", "apiKey": at.key, "timeout": False}
     provider = {"npm": "@ai-sdk/openai-compatible", "name": "localllm", "options": options, "models": {at.model: model}}
@@ -117,11 +117,11 @@ def _opencode_settings(at: Endpoint) -> str:
     return _json({"provider": {"localllm": provider}, "model": name, "small_model": name})
 
 
-def _opencode(at: Endpoint, _folder: Path) -> Setup:
-    return Setup({"OPENCODE_CONFIG_CONTENT": _opencode_settings(at)})
+def _opencode(at: AgentEndpoint, _folder: Path) -> ProgramSetup:
+    return ProgramSetup({"OPENCODE_CONFIG_CONTENT": _opencode_settings(at)})
 
 
-def _continue_settings(at: Endpoint) -> str:
+def _continue_settings(at: AgentEndpoint) -> str:
     model = {
         "name": at.model,
         "provider": "openai",
@@ -136,48 +136,48 @@ def _continue_settings(at: Endpoint) -> str:
     return _json({"name": "localllm", "version": "1.0.0", "schema": "v1", "models": [model]})  # JSON is YAML
 
 
-def _continue(at: Endpoint, folder: Path) -> Setup:
+def _continue(at: AgentEndpoint, folder: Path) -> ProgramSetup:
     path = folder / "config.yaml"
-    return Setup(arguments=("--config", str(path)), files={path: _continue_settings(at)})
+    return ProgramSetup(arguments=("--config", str(path)), files={path: _continue_settings(at)})
 
 
-def _aider_settings(at: Endpoint) -> dict[str, Any]:
+def _aider_settings(at: AgentEndpoint) -> dict[str, Any]:
     return {"model": f"openai/{at.model}", "openai-api-base": f"{at.url}/v1", "timeout": PATIENCE_S}
 
 
-def _aider(at: Endpoint, folder: Path) -> Setup:
+def _aider(at: AgentEndpoint, folder: Path) -> ProgramSetup:
     path = folder / "models.json"
     limits = {"max_input_tokens": at.context, "max_output_tokens": answer_tokens(at)}
     about = {**limits, "litellm_provider": "openai", "mode": "chat", "input_cost_per_token": 0}
     flags = [word for name, value in _aider_settings(at).items() for word in (f"--{name}", str(value))]
-    return Setup(
+    return ProgramSetup(
         {"OPENAI_API_KEY": at.key},
         arguments=(*flags, "--model-metadata-file", str(path), "--no-show-model-warnings"),
         files={path: _json({f"openai/{at.model}": about})},
     )
 
 
-def _aider_text(at: Endpoint) -> str:
+def _aider_text(at: AgentEndpoint) -> str:
     settings = {**_aider_settings(at), "openai-api-key": at.key}
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
 
 
-def _cline(at: Endpoint, folder: Path) -> Setup:
+def _cline(at: AgentEndpoint, folder: Path) -> ProgramSetup:
     given = {"provider": "openai-compatible", "apiKey": at.key, "model": at.model, "baseUrl": f"{at.url}/v1"}
     # Cline reads the settings only if the entry has both of the others.
     entry = {"settings": given, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
     kept = {"version": 1, "lastUsedProvider": "openai-compatible", "providers": {"openai-compatible": entry}}
-    return Setup(
+    return ProgramSetup(
         arguments=("--data-dir", str(folder), "--provider", "openai-compatible", "--model", at.model),
         files={folder / "settings" / "providers.json": _json(kept)},
     )
 
 
-def _cline_way(at: Endpoint) -> str:
+def _cline_way(at: AgentEndpoint) -> str:
     return f"cline auth --provider openai-compatible --apikey KEY --baseurl {at.url}/v1 --modelid {at.model}"
 
 
-def _pi_provider(at: Endpoint) -> dict[str, Any]:
+def _pi_provider(at: AgentEndpoint) -> dict[str, Any]:
     model = {
         "id": at.model,
         "name": at.model,
@@ -190,42 +190,42 @@ def _pi_provider(at: Endpoint) -> dict[str, Any]:
     return {"baseUrl": f"{at.url}/v1", "apiKey": at.key, "api": "openai-completions", "models": [model]}
 
 
-def _pi(at: Endpoint, folder: Path) -> Setup:
+def _pi(at: AgentEndpoint, folder: Path) -> ProgramSetup:
     path = folder / "localllm.ts"
     extension = (
         f"export default function (pi) {{\n  pi.registerProvider('localllm', {_json(_pi_provider(at)).strip()});\n}}\n"
     )
-    return Setup(
+    return ProgramSetup(
         {"PI_OFFLINE": "1"},
         arguments=("-e", str(path), "--provider", "localllm", "--model", at.model),
         files={path: extension},
     )
 
 
-def _qwen_settings(at: Endpoint) -> str:
+def _qwen_settings(at: AgentEndpoint) -> str:
     generation = {"contextWindowSize": at.context, "timeout": PATIENCE_S * 1000}
     return _json({"model": {"generationConfig": generation}, "general": {"enableAutoUpdate": False}})
 
 
-def _qwen_variables(at: Endpoint) -> dict[str, str]:
+def _qwen_variables(at: AgentEndpoint) -> dict[str, str]:
     return {"OPENAI_BASE_URL": f"{at.url}/v1", "OPENAI_API_KEY": at.key, "OPENAI_MODEL": at.model}
 
 
-def _qwen(at: Endpoint, folder: Path) -> Setup:
+def _qwen(at: AgentEndpoint, folder: Path) -> ProgramSetup:
     path = folder / "defaults.json"
-    return Setup(
+    return ProgramSetup(
         {**_qwen_variables(at), "QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(path)},
         arguments=("--auth-type", "openai", "--model", at.model),
         files={path: _qwen_settings(at)},
     )
 
 
-def _qwen_text(at: Endpoint) -> str:
+def _qwen_text(at: AgentEndpoint) -> str:
     chosen = {"security": {"auth": {"selectedType": "openai"}}, "env": _qwen_variables(at)}
     return _json({**json.loads(_qwen_settings(at)), **chosen})
 
 
-def _copilot_variables(at: Endpoint) -> dict[str, str]:
+def _copilot_variables(at: AgentEndpoint) -> dict[str, str]:
     return {
         "COPILOT_PROVIDER_BASE_URL": f"{at.url}/v1",
         "COPILOT_PROVIDER_API_KEY": at.key,
@@ -236,11 +236,11 @@ def _copilot_variables(at: Endpoint) -> dict[str, str]:
     }
 
 
-def _kilo(at: Endpoint, _folder: Path) -> Setup:
-    return Setup({"KILO_CONFIG_CONTENT": _opencode_settings(at)})
+def _kilo(at: AgentEndpoint, _folder: Path) -> ProgramSetup:
+    return ProgramSetup({"KILO_CONFIG_CONTENT": _opencode_settings(at)})
 
 
-def _vibe_text(at: Endpoint) -> str:
+def _vibe_text(at: AgentEndpoint) -> str:
     """TOML: JSON strings and numbers are TOML too."""
     return (
         f"active_model = {json.dumps(at.model)}\nenable_update_checks = false\n\n"
@@ -251,33 +251,33 @@ def _vibe_text(at: Endpoint) -> str:
     )
 
 
-def _vibe(at: Endpoint, folder: Path) -> Setup:
+def _vibe(at: AgentEndpoint, folder: Path) -> ProgramSetup:
     variables = {"VIBE_HOME": str(folder), "LOCALLLM_API_KEY": at.key}
-    return Setup(variables, files={folder / "config.toml": _vibe_text(at)})
+    return ProgramSetup(variables, files={folder / "config.toml": _vibe_text(at)})
 
 
-def _hermes_text(at: Endpoint) -> str:
+def _hermes_text(at: AgentEndpoint) -> str:
     """JSON is YAML."""
     chosen = {"provider": "custom", "default": at.model, "base_url": f"{at.url}/v1", "api_key": at.key}
     return _json({"model": {**chosen, "context_length": at.context}})
 
 
-def _hermes(at: Endpoint, folder: Path) -> Setup:
-    return Setup({"HERMES_HOME": str(folder)}, files={folder / "config.yaml": _hermes_text(at)})
+def _hermes(at: AgentEndpoint, folder: Path) -> ProgramSetup:
+    return ProgramSetup({"HERMES_HOME": str(folder)}, files={folder / "config.yaml": _hermes_text(at)})
 
 
-def _openclaw_text(at: Endpoint) -> str:
+def _openclaw_text(at: AgentEndpoint) -> str:
     agents = {"defaults": {"model": {"primary": f"localllm/{at.model}"}, "skipBootstrap": True}}
     return _json({"agents": agents, "models": {"mode": "merge", "providers": {"localllm": _pi_provider(at)}}})
 
 
-def _openclaw(at: Endpoint, folder: Path) -> Setup:
+def _openclaw(at: AgentEndpoint, folder: Path) -> ProgramSetup:
     path = folder / "openclaw.json"
     variables = {"OPENCLAW_STATE_DIR": str(folder), "OPENCLAW_CONFIG_PATH": str(path)}
-    return Setup(variables, files={path: _openclaw_text(at)})
+    return ProgramSetup(variables, files={path: _openclaw_text(at)})
 
 
-def _droid_text(at: Endpoint) -> str:
+def _droid_text(at: AgentEndpoint) -> str:
     model = {
         "model": at.model,
         "displayName": at.model,
@@ -291,12 +291,12 @@ def _droid_text(at: Endpoint) -> str:
     return _json({"customModels": [model], "sessionDefaultSettings": {"model": chosen}})
 
 
-def _droid(at: Endpoint, folder: Path) -> Setup:
+def _droid(at: AgentEndpoint, folder: Path) -> ProgramSetup:
     path = folder / "settings.json"
-    return Setup(arguments=("--settings", str(path)), files={path: _droid_text(at)})
+    return ProgramSetup(arguments=("--settings", str(path)), files={path: _droid_text(at)})
 
 
-def _kimi_variables(at: Endpoint) -> dict[str, str]:
+def _kimi_variables(at: AgentEndpoint) -> dict[str, str]:
     return {
         "KIMI_MODEL_NAME": at.model,
         "KIMI_MODEL_PROVIDER_TYPE": "openai",
@@ -312,7 +312,7 @@ def _exports(variables: Mapping[str, str]) -> str:
     return "export " + " ".join(f"{name}={value}" for name, value in variables.items())
 
 
-def answer_tokens(at: Endpoint) -> int:
+def answer_tokens(at: AgentEndpoint) -> int:
     """The most tokens of an answer that programs are told."""
     return min(ANSWER_TOKENS, at.context // 4)
 
@@ -322,7 +322,7 @@ def _json(value: Any) -> str:
 
 
 _ALL = (
-    Program(
+    AgentProgram(
         "claude",
         "npm install --global @anthropic-ai/claude-code",
         20600,
@@ -331,7 +331,7 @@ _ALL = (
         lambda at: _json({"env": _claude_variables(at)}),
         own_path=".claude/settings.json",
     ),
-    Program(
+    AgentProgram(
         "codex",
         "npm install --global @openai/codex",
         10000,
@@ -341,7 +341,7 @@ _ALL = (
         ("exec", "--skip-git-repo-check"),
         ".codex/config.toml",
     ),
-    Program(
+    AgentProgram(
         "opencode",
         "npm install --global opencode-ai",
         8000,
@@ -351,7 +351,7 @@ _ALL = (
         ("run",),
         ".config/opencode/opencode.json",
     ),
-    Program(
+    AgentProgram(
         "cn",
         "npm install --global @continuedev/cli",
         2500,
@@ -361,7 +361,7 @@ _ALL = (
         ("-p",),
         ".continue/config.yaml",
     ),
-    Program(
+    AgentProgram(
         "aider",
         "pipx install aider-chat",
         2500,
@@ -371,8 +371,8 @@ _ALL = (
         ("--no-git", "--yes-always", "--message"),
         ".aider.conf.yml",
     ),
-    Program("cline", "npm install --global cline", 7500, 16384, _cline, _cline_way),
-    Program(
+    AgentProgram("cline", "npm install --global cline", 7500, 16384, _cline, _cline_way),
+    AgentProgram(
         "pi",
         "npm install --global @earendil-works/pi-coding-agent",
         1500,
@@ -382,7 +382,7 @@ _ALL = (
         ("-p",),
         ".pi/agent/models.json",
     ),
-    Program(
+    AgentProgram(
         "qwen",
         "npm install --global @qwen-code/qwen-code",
         14000,
@@ -392,16 +392,16 @@ _ALL = (
         (),
         ".qwen/settings.json",
     ),
-    Program(
+    AgentProgram(
         "copilot",
         "npm install --global @github/copilot",
         11500,
         16384,
-        lambda at, _folder: Setup(_copilot_variables(at)),
+        lambda at, _folder: ProgramSetup(_copilot_variables(at)),
         lambda at: _exports(_copilot_variables(at)),
         ("-p",),
     ),
-    Program(
+    AgentProgram(
         "kilo",
         "npm install --global @kilocode/cli",
         10000,
@@ -411,8 +411,8 @@ _ALL = (
         ("run",),
         ".config/kilo/kilo.json",
     ),
-    Program("vibe", "pipx install mistral-vibe", 8000, 16384, _vibe, _vibe_text, ("-p",), ".vibe/config.toml"),
-    Program(
+    AgentProgram("vibe", "pipx install mistral-vibe", 8000, 16384, _vibe, _vibe_text, ("-p",), ".vibe/config.toml"),
+    AgentProgram(
         "hermes",
         "pipx install hermes-agent",
         13500,
@@ -422,7 +422,7 @@ _ALL = (
         ("chat", "-q"),
         ".hermes/config.yaml",
     ),
-    Program(
+    AgentProgram(
         "openclaw",
         "npm install --global openclaw",
         10000,
@@ -432,7 +432,7 @@ _ALL = (
         ("agent", "--local", "--agent", "main", "--message"),
         ".openclaw/openclaw.json",
     ),
-    Program(
+    AgentProgram(
         "droid",
         "npm install --global @factory/cli",
         9500,
@@ -442,12 +442,12 @@ _ALL = (
         ("exec",),
         ".factory/settings.json",
     ),
-    Program(
+    AgentProgram(
         "kimi",
         "npm install --global @moonshot-ai/kimi-code",
         21500,
         32768,
-        lambda at, _folder: Setup(_kimi_variables(at)),
+        lambda at, _folder: ProgramSetup(_kimi_variables(at)),
         lambda at: _exports(_kimi_variables(at)),
         ("-p",),
     ),

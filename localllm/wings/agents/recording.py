@@ -30,14 +30,14 @@ END_S = 5.0  # for a program to end by itself
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedRequest:
     """A request as a program sent it: its route and body."""
 
     path: str
     body: Mapping[str, Any]
 
     @classmethod
-    def read(cls, file: Path) -> "Recording":
+    def read(cls, file: Path) -> "RecordedRequest":
         """Read what `write` wrote. Raises RequestError."""
         text = read_text(file)
         try:
@@ -61,13 +61,13 @@ class Recording:
         return {**body, "options": {**self.body.get("options", {}), "num_predict": 1}}
 
 
-def record(start: Callable[[str], "subprocess.Popen[bytes]"], wait_s: float) -> Recording | None:
+def record(start: Callable[[str], "subprocess.Popen[bytes]"], wait_s: float) -> RecordedRequest | None:
     """A program's first prompt; None if it sends no request within `wait_s`.
 
     start: starts the program against a server at this URL, with a question. Programs may request a title first, so the
     first prompt with tools is returned, or if none has any, the longest within TITLE_S. The program is terminated.
     """
-    found: queue.Queue[Recording] = queue.Queue()
+    found: queue.Queue[RecordedRequest] = queue.Queue()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(found))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -90,8 +90,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _best(found: "queue.Queue[Recording]", process: "subprocess.Popen[bytes]", due: float) -> Recording | None:
-    best: Recording | None = None
+def _best(
+    found: "queue.Queue[RecordedRequest]", process: "subprocess.Popen[bytes]", due: float
+) -> RecordedRequest | None:
+    best: RecordedRequest | None = None
     while (now := time.monotonic()) < due:
         try:
             one = found.get(timeout=min(0.2, due - now))
@@ -107,11 +109,11 @@ def _best(found: "queue.Queue[Recording]", process: "subprocess.Popen[bytes]", d
     return best
 
 
-def _worth(one: Recording) -> tuple[bool, int]:
+def _worth(one: RecordedRequest) -> tuple[bool, int]:
     return bool(one.body.get("tools")), len(json.dumps(one.body))
 
 
-def _handler(found: "queue.Queue[Recording]") -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(found: "queue.Queue[RecordedRequest]") -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._answer(200, {"object": "list", "data": [], "models": []})
@@ -127,7 +129,7 @@ def _handler(found: "queue.Queue[Recording]") -> type[http.server.BaseHTTPReques
             except ValueError:
                 body = None
             if path in ROUTES and isinstance(body, dict):
-                found.put(Recording(path, body))
+                found.put(RecordedRequest(path, body))
             self._answer(400, {"error": {"type": "invalid_request_error", "message": "recorded, not answered"}})
 
         def _answer(self, status: int, body: Mapping[str, Any]) -> None:

@@ -30,8 +30,8 @@ from localllm.wings.agents.launch import (
 )
 
 if TYPE_CHECKING:
-    from localllm.wings.agents.programs import Endpoint, Program
-    from localllm.wings.agents.recording import Recording
+    from localllm.wings.agents.programs import AgentEndpoint, AgentProgram
+    from localllm.wings.agents.recording import RecordedRequest
 
 RECORD_S = 60.0
 _PROMPT = "Say hello."
@@ -55,7 +55,7 @@ def warm(
     then computes it, or one that is started for this. Later sessions only compute what they add.
     """
     from localllm.wings.agents.programs import program
-    from localllm.wings.agents.recording import Recording, tokens_of
+    from localllm.wings.agents.recording import RecordedRequest, tokens_of
 
     if (name is None) == (request is None):
         raise RequestError("Name a program, such as claude, or use --request FILE.")
@@ -68,7 +68,7 @@ def warm(
     if agent is not None:
         executable(agent)
     with served_model(model, port, ctx) as (server, endpoint, is_ours), StatusLine() as status:
-        recorded = Recording.read(request) if request is not None else None
+        recorded = RecordedRequest.read(request) if request is not None else None
         if agent is not None:
             status.show(f"waiting for {agent.name}'s first prompt")
             recorded = _record(agent, endpoint)
@@ -87,7 +87,7 @@ def warm(
     note("on disk" if is_ours else "the server writes it to the disk as soon as it is idle")
 
 
-def _record(agent: "Program", endpoint: "Endpoint") -> "Recording":
+def _record(agent: "AgentProgram", endpoint: "AgentEndpoint") -> "RecordedRequest":
     """The program's first prompt. Raises RequestError if it sends none."""
     from dataclasses import replace
 

@@ -10,7 +10,7 @@ from localllm.answer.request import Message
 from localllm.quoting.excerpt import INSTRUCTION, Excerpt, question_with
 from localllm.quoting.quotations import QuotationChecker
 from localllm.text import counted
-from localllm.wings.documents.index import Report
+from localllm.wings.documents.index import IndexReport
 
 _SHOWN_PLACES = 12
 
@@ -37,7 +37,7 @@ def verdict(checker: QuotationChecker, excerpts: Sequence[Excerpt]) -> str:
     return f"{what}, of which {len(quotations) - found} not found word for word and {found} found{rest}."
 
 
-def problems_in_words(report: Report) -> str:
+def problems_in_words(report: IndexReport) -> str:
     """Why files are missing from the index, or incomplete: each reason once, with an example file; "" if none are."""
     if not report.problems and not report.too_many:
         return ""
@@ -54,7 +54,7 @@ def problems_in_words(report: Report) -> str:
     return "Not indexed, or not whole: " + "; ".join(reasons) + "."
 
 
-def as_json(checker: QuotationChecker, excerpts: Sequence[Excerpt], report: Report) -> Mapping[str, Any]:
+def as_json(checker: QuotationChecker, excerpts: Sequence[Excerpt], report: IndexReport) -> Mapping[str, Any]:
     """Excerpts, quotations and the index for programs."""
     return {
         "quotations": [asdict(each) for each in checker.quotations],

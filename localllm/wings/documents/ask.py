@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localllm.quoting.excerpt import Excerpt
     from localllm.quoting.quotations import QuotationChecker
     from localllm.settings import Settings
-    from localllm.wings.documents.index import DocumentIndex, Report
+    from localllm.wings.documents.index import DocumentIndex, IndexReport
     from localllm.wings.documents.search import Found
 
 EMBED_S = 30.0  # embedding time before an answer; --index has no limit
@@ -122,7 +122,7 @@ def _room(name: str, settings: "Settings") -> int:
     return max(context // 2, LEAST_ROOM)
 
 
-def _updated(index: "DocumentIndex", status: StatusLine, reports_problems: bool) -> "Report":
+def _updated(index: "DocumentIndex", status: StatusLine, reports_problems: bool) -> "IndexReport":
     """Update the index. reports_problems: also report files that could not be read."""
     from localllm.wings.documents.answer import problems_in_words
 
@@ -134,7 +134,7 @@ def _updated(index: "DocumentIndex", status: StatusLine, reports_problems: bool)
     return report
 
 
-def _counts(report: "Report") -> str:
+def _counts(report: "IndexReport") -> str:
     return (
         f"{report.files} files, {report.chunks} chunks; {report.read} files read and {report.removed} removed "
         f"in {report.seconds:.1f} s"
@@ -183,9 +183,9 @@ def _read(
     """Show an answer as it is checked; returns the checker, the last event, and the raw and the checked answer."""
     from localllm.answer.event import AnswerEvent
     from localllm.front.printing import interrupt_cancels, show_progress
-    from localllm.quoting.quotations import QuotationChecker, Source
+    from localllm.quoting.quotations import QuotationChecker, QuotedSource
 
-    checker = QuotationChecker([Source(each) for each in excerpts])
+    checker = QuotationChecker([QuotedSource(each) for each in excerpts])
     raw: list[str] = []
     shown: list[str] = []
     thought, last = 0, AnswerEvent()

@@ -12,7 +12,7 @@ from localllm.wings.documents.index import DocumentIndex, UpdateProgress
 from localllm.wings.documents.search import DOUBT, find_excerpts
 
 
-class OpenFolder:
+class IndexedFolder:
     """A folder's index, and an embedding model if there is one. For one thread at a time; `close` frees both."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:

@@ -45,7 +45,7 @@ _LOCK_S = 600.0
 
 
 @dataclass(slots=True)
-class Report:
+class IndexReport:
     """The result of an update. problems: by file name, why it is missing from the index or incomplete."""
 
     files: int = 0
@@ -111,7 +111,7 @@ class DocumentIndex:
 
     # Keeping up to date.
 
-    def update(self, progress: UpdateProgress | None = None) -> Report:
+    def update(self, progress: UpdateProgress | None = None) -> IndexReport:
         """Index new and changed files, and remove missing ones. One process at a time; others wait.
 
         A file with unchanged size and time is not read; one with an unchanged digest is not split again.
@@ -126,8 +126,8 @@ class DocumentIndex:
         report.seconds = time.monotonic() - began
         return report
 
-    def _update(self, progress: UpdateProgress | None) -> Report:
-        report = Report()
+    def _update(self, progress: UpdateProgress | None) -> IndexReport:
+        report = IndexReport()
         known = {row["name"]: row for row in self._rows("SELECT * FROM file")}
         found = list(found_files(self.root))
         if len(found) > MAX_FILES:

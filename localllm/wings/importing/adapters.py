@@ -17,7 +17,7 @@ from gguf_io import ModelFile, open_model
 from gguf_io.errors import ModelFileError
 from gguf_io.lora import TOKENS, Adapter
 from localllm.text import shortened
-from localllm.wings.importing.checkpoint import Folder, StoredTensor
+from localllm.wings.importing.checkpoint import CheckpointFolder, StoredTensor
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
 from localllm.wings.importing.families import FAMILIES
@@ -47,7 +47,7 @@ def convert_adapter(folder: Path, target: Path, model: ModelFile) -> None:
     """Write an adapter as GGUF, to `target`, for a model. Raises CheckpointError for what cannot be converted."""
     from gguf import GGUFWriter
 
-    stated = Config(Folder(folder).json(CONFIG), str(folder / CONFIG))
+    stated = Config(CheckpointFolder(folder).json(CONFIG), str(folder / CONFIG))
     stated.expect_all(peft_type="LORA", use_dora=False, bias="none", fan_in_fan_out=False)
     for name in ("modules_to_save", "alora_invocation_tokens"):
         if stated.values.get(name):
@@ -134,7 +134,7 @@ def _joined(name: str, parts: dict[int, tuple[Floats, Floats]], model: ModelFile
 def _pairs(folder: Path) -> dict[str, tuple[StoredTensor, StoredTensor]]:
     """A and B by the name of the module that they change."""
     found: dict[str, dict[str, StoredTensor]] = {}
-    for tensor in Folder(folder).stored(_WEIGHTS):
+    for tensor in CheckpointFolder(folder).stored(_WEIGHTS):
         match = _NAME.fullmatch(tensor.name)
         if match is None or len(tensor.shape) != 2:
             raise _no_place(tensor)

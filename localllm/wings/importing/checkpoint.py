@@ -84,7 +84,7 @@ def _e4m3() -> NDArray[np.float32]:
 _E4M3 = _e4m3()
 
 
-class Folder:
+class CheckpointFolder:
     """A folder of small text files and safetensors."""
 
     def __init__(self, folder: Path) -> None:
@@ -131,7 +131,7 @@ class Folder:
             raise CheckpointError(f"{path}: is not UTF-8 text.") from error
 
 
-class Checkpoint(Folder):
+class Checkpoint(CheckpointFolder):
     """A folder's configuration and tensors. config: of the text model, if the model has several parts."""
 
     def __init__(self, folder: Path) -> None:

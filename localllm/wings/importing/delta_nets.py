@@ -9,9 +9,9 @@ import numpy as np
 
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
-from localllm.wings.importing.family import Change, Rule
+from localllm.wings.importing.family import Change, TensorRule
 from localllm.wings.importing.family_keys import latents
-from localllm.wings.importing.matrices import Mapped, Matrix, Numbers, Rows, row_count
+from localllm.wings.importing.matrices import CheckpointMatrix, Mapped, MatrixRows, Numbers, row_count
 from localllm.wings.importing.rotation import Keys
 
 _NET = r"model\.layers\.(\d+)\.linear_attn\."
@@ -59,7 +59,7 @@ def kimi_linear(config: Config) -> Keys:
     }
 
 
-def _decay(matrix: Matrix, _config: Config) -> Matrix:
+def _decay(matrix: CheckpointMatrix, _config: Config) -> CheckpointMatrix:
     return Mapped(matrix, lambda values: -np.exp(values))
 
 
@@ -69,18 +69,18 @@ def _sizes(config: Config) -> tuple[int, int, int]:
     return keys, config.whole("linear_num_value_heads") // max(keys, 1), config.whole("linear_key_head_dim")
 
 
-def _checked(matrix: Matrix, order: Numbers, config: Config) -> Matrix:
+def _checked(matrix: CheckpointMatrix, order: Numbers, config: Config) -> CheckpointMatrix:
     if matrix.shape[0] <= order.max(initial=0):
         raise CheckpointError(
             f"{config.where}: a delta network's tensor has {matrix.shape[0]} rows, which are too few."
         )
-    return Rows(matrix, order, (len(order), *matrix.shape[1:]))
+    return MatrixRows(matrix, order, (len(order), *matrix.shape[1:]))
 
 
 def _parts(first: int, last: int) -> Change:
     """Parts first to last - 1 of all heads, where each key head's query, key, values and gates are stored together."""
 
-    def change(matrix: Matrix, config: Config) -> Matrix:
+    def change(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
         keys, shared, size = _sizes(config)
         borders = np.cumsum([0, size, size, shared * size, shared * size])
         rows = np.arange(keys * borders[-1]).reshape(keys, -1)
@@ -97,50 +97,52 @@ def _turns(config: Config, size: int, before: int = 0) -> Numbers:
     return np.concatenate([np.arange(before), heads.reshape(-1)])
 
 
-def _in_turn(matrix: Matrix, config: Config) -> Matrix:
+def _in_turn(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
     return _checked(matrix, _turns(config, _sizes(config)[2]), config)
 
 
-def _numbers_in_turn(matrix: Matrix, config: Config) -> Matrix:
+def _numbers_in_turn(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
     return _checked(matrix, _turns(config, 1), config)
 
 
-def _behind_keys_in_turn(matrix: Matrix, config: Config) -> Matrix:
+def _behind_keys_in_turn(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
     keys, _, size = _sizes(config)
     return _checked(matrix, _turns(config, size, before=2 * keys * size), config)
 
 
-def _columns_in_turn(matrix: Matrix, config: Config) -> Matrix:
+def _columns_in_turn(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
     order = _turns(config, _sizes(config)[2])
     if matrix.shape[-1] != len(order):
         raise CheckpointError(f"{config.where}: out_proj has {matrix.shape[-1]} columns, not {len(order)}.")
     return Mapped(matrix, lambda values: values[:, order])
 
 
-def _of_three_dimensions(matrix: Matrix, _config: Config) -> Matrix:
+def _of_three_dimensions(matrix: CheckpointMatrix, _config: Config) -> CheckpointMatrix:
     """A convolution as llama.cpp reads it, however it is stored: values x 1 x reach."""
-    return Rows(matrix, np.arange(row_count(matrix.shape)), (matrix.shape[0], 1, matrix.shape[-1]))
+    return MatrixRows(matrix, np.arange(row_count(matrix.shape)), (matrix.shape[0], 1, matrix.shape[-1]))
 
 
 QWEN3_NEXT = (
-    Rule(_NET + "A_log", _NAME + "A_log", _decay),
-    Rule(_NET + "dt_bias", _NAME + "dt_proj.bias"),
-    Rule(_NET + r"in_proj_qkvz\.weight", _NAME + "in_proj_qkv.weight", _parts(0, 3)),
-    Rule(_NET + r"in_proj_qkvz\.weight", _NAME + "in_proj_z.weight", _parts(3, 4)),
+    TensorRule(_NET + "A_log", _NAME + "A_log", _decay),
+    TensorRule(_NET + "dt_bias", _NAME + "dt_proj.bias"),
+    TensorRule(_NET + r"in_proj_qkvz\.weight", _NAME + "in_proj_qkv.weight", _parts(0, 3)),
+    TensorRule(_NET + r"in_proj_qkvz\.weight", _NAME + "in_proj_z.weight", _parts(3, 4)),
 )
 QWEN35 = (
-    Rule(_NET + "A_log", _NAME + "A_log", lambda matrix, config: _decay(_numbers_in_turn(matrix, config), config)),
-    Rule(_NET + "dt_bias", _NAME + "dt_proj.bias", _numbers_in_turn),
-    Rule(_NET + r"in_proj_([ab])\.weight", _NAME + r"in_proj_\2.weight", _numbers_in_turn),
-    Rule(_NET + r"(in_proj_qkv|conv1d)\.weight", _NAME + r"\2.weight", _behind_keys_in_turn),
-    Rule(_NET + r"in_proj_z\.weight", _NAME + "in_proj_z.weight", _in_turn),
-    Rule(_NET + r"out_proj\.weight", _NAME + "out_proj.weight", _columns_in_turn),
+    TensorRule(
+        _NET + "A_log", _NAME + "A_log", lambda matrix, config: _decay(_numbers_in_turn(matrix, config), config)
+    ),
+    TensorRule(_NET + "dt_bias", _NAME + "dt_proj.bias", _numbers_in_turn),
+    TensorRule(_NET + r"in_proj_([ab])\.weight", _NAME + r"in_proj_\2.weight", _numbers_in_turn),
+    TensorRule(_NET + r"(in_proj_qkv|conv1d)\.weight", _NAME + r"\2.weight", _behind_keys_in_turn),
+    TensorRule(_NET + r"in_proj_z\.weight", _NAME + "in_proj_z.weight", _in_turn),
+    TensorRule(_NET + r"out_proj\.weight", _NAME + "out_proj.weight", _columns_in_turn),
 )
 _ATTENTION = r"(model\.layers\.\d+\.self_attn)\."
 KIMI = (
-    Rule(_ATTENTION + r"([qkv])_conv1d\.weight", r"\1.\2_conv1d.weight", _of_three_dimensions),
-    Rule(_ATTENTION + "A_log", r"\1.A_log", _decay),
-    Rule(_ATTENTION + "dt_bias", r"\1.dt_proj.bias"),
+    TensorRule(_ATTENTION + r"([qkv])_conv1d\.weight", r"\1.\2_conv1d.weight", _of_three_dimensions),
+    TensorRule(_ATTENTION + "A_log", r"\1.A_log", _decay),
+    TensorRule(_ATTENTION + "dt_bias", r"\1.dt_proj.bias"),
 )
 KIMI_EXPECTS = {
     "mla_use_nope": True,

@@ -7,9 +7,9 @@ import numpy as np
 
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
-from localllm.wings.importing.family import Rule, half
+from localllm.wings.importing.family import TensorRule, half
 from localllm.wings.importing.family_keys import gemma3
-from localllm.wings.importing.matrices import Matrix, Rows, Turned, chosen_rows
+from localllm.wings.importing.matrices import CheckpointMatrix, MatrixRows, Turned, chosen_rows
 from localllm.wings.importing.rotation import Keys
 
 _MEAN, _RANK = 1, 4  # pooling_type
@@ -38,7 +38,7 @@ def _scores(config: Config) -> bool:
     return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
-def _from_first_position(matrix: Matrix, config: Config) -> Matrix:
+def _from_first_position(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
     """Position embeddings without the unused first ones."""
     return chosen_rows(matrix, lambda rows: rows[_first_position(config) :])
 
@@ -90,48 +90,48 @@ def nomic_bert_moe(config: Config) -> Keys:
     }
 
 
-def _of_experts(matrix: Matrix, config: Config) -> Matrix:
+def _of_experts(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
     """Split the rows of all experts into a matrix for each. Raises ValueError if they do not divide evenly."""
     experts, (rows, width) = config.whole("num_experts"), matrix.shape
     if not experts or rows % experts:
         raise ValueError("rows of no experts")
-    return Rows(matrix, np.arange(rows), (experts, rows // experts, width))
+    return MatrixRows(matrix, np.arange(rows), (experts, rows // experts, width))
 
 
 BERT = (
-    Rule(r"(?:bert\.)?(?:pooler|cls)\..+", ""),
-    Rule(r"bert\.(.+)\.gamma", r"\1.weight"),
-    Rule(r"bert\.(.+)\.beta", r"\1.bias"),
-    Rule(r"bert\.(.+\.(?:weight|bias))", r"\1"),
+    TensorRule(r"(?:bert\.)?(?:pooler|cls)\..+", ""),
+    TensorRule(r"bert\.(.+)\.gamma", r"\1.weight"),
+    TensorRule(r"bert\.(.+)\.beta", r"\1.bias"),
+    TensorRule(r"bert\.(.+\.(?:weight|bias))", r"\1"),
 )
 ROBERTA = (
-    Rule(r"(?:roberta\.)?(?:pooler|lm_head)\..+", ""),
-    Rule(r"(?:roberta\.)?(embeddings\.position_embeddings\.weight)", r"\1", _from_first_position),
-    Rule(r"roberta\.(embeddings\.(?!position_).+|encoder\..+)", r"\1"),
+    TensorRule(r"(?:roberta\.)?(?:pooler|lm_head)\..+", ""),
+    TensorRule(r"(?:roberta\.)?(embeddings\.position_embeddings\.weight)", r"\1", _from_first_position),
+    TensorRule(r"roberta\.(embeddings\.(?!position_).+|encoder\..+)", r"\1"),
 )
 MODERN_BERT = (
-    Rule(r"(?:head|decoder)\..+", ""),
-    Rule(r"model\.(.+)", r"\1"),
+    TensorRule(r"(?:head|decoder)\..+", ""),
+    TensorRule(r"model\.(.+)", r"\1"),
 )
-EUROBERT = (Rule(r"lm_head\..+", ""),)
+EUROBERT = (TensorRule(r"lm_head\..+", ""),)
 _LAYER = r"(?:bert\.)?(encoder\.layer\.\d+\.mlp\.)"
 JINA_BERT_V2 = (
-    Rule(r"(?:bert\.)?(?:pooler|cls)\..+", ""),
-    Rule(r"bert\.((?!.+gated_layers?\.).+)", r"\1"),
-    Rule(_LAYER + r"gated_layers\.weight", r"\1gated_layers_w.weight", half(0)),
-    Rule(_LAYER + r"gated_layers\.weight", r"\1gated_layers_v.weight", half(1)),
-    Rule(_LAYER + r"up_gated_layer\.weight", r"\1gated_layers_v.weight", half(0)),
-    Rule(_LAYER + r"up_gated_layer\.weight", r"\1gated_layers_w.weight", half(1)),
+    TensorRule(r"(?:bert\.)?(?:pooler|cls)\..+", ""),
+    TensorRule(r"bert\.((?!.+gated_layers?\.).+)", r"\1"),
+    TensorRule(_LAYER + r"gated_layers\.weight", r"\1gated_layers_w.weight", half(0)),
+    TensorRule(_LAYER + r"gated_layers\.weight", r"\1gated_layers_v.weight", half(1)),
+    TensorRule(_LAYER + r"up_gated_layer\.weight", r"\1gated_layers_v.weight", half(0)),
+    TensorRule(_LAYER + r"up_gated_layer\.weight", r"\1gated_layers_w.weight", half(1)),
 )
 JINA_BERT_V3 = (
-    Rule(r"(?:roberta\.)?(?:pooler|lm_head)\..+|.+\.lora_[AB]", ""),
-    Rule(r"(?:roberta\.)?((?:embeddings|emb_ln|encoder)(?:(?!\.parametrizations\.).)+)", r"\1"),
-    Rule(r"(?:roberta\.)?((?:embeddings|encoder)\..+)\.parametrizations\.weight\.original", r"\1.weight"),
+    TensorRule(r"(?:roberta\.)?(?:pooler|lm_head)\..+|.+\.lora_[AB]", ""),
+    TensorRule(r"(?:roberta\.)?((?:embeddings|emb_ln|encoder)(?:(?!\.parametrizations\.).)+)", r"\1"),
+    TensorRule(r"(?:roberta\.)?((?:embeddings|encoder)\..+)\.parametrizations\.weight\.original", r"\1.weight"),
 )
 _EXPERTS = r"(encoder\.layers\.\d+\.mlp\.experts\.mlp)"
 NOMIC_BERT_MOE = (
     *BERT,
-    Rule(_EXPERTS + r"\.w1", r"\1.w1.weight", _of_experts),
-    Rule(_EXPERTS + r"\.w2", r"\1.w2.weight", lambda matrix, config: Turned(_of_experts(matrix, config))),
-    Rule(r"encoder\.layers\.\d+\.mlp\.experts\.bias", ""),
+    TensorRule(_EXPERTS + r"\.w1", r"\1.w1.weight", _of_experts),
+    TensorRule(_EXPERTS + r"\.w2", r"\1.w2.weight", lambda matrix, config: Turned(_of_experts(matrix, config))),
+    TensorRule(r"encoder\.layers\.\d+\.mlp\.experts\.bias", ""),
 )

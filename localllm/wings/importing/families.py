@@ -9,11 +9,11 @@ from localllm.wings.importing import delta_nets, encoders, gemmas, remote_code, 
 from localllm.wings.importing import family_keys as stated
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
-from localllm.wings.importing.family import EXACT_GELU, GELU, XIELU, Change, Family, Rule, half
-from localllm.wings.importing.matrices import Matrix, Rows, Turned, chosen_rows
+from localllm.wings.importing.family import EXACT_GELU, GELU, XIELU, Change, Family, TensorRule, half
+from localllm.wings.importing.matrices import CheckpointMatrix, MatrixRows, Turned, chosen_rows
 
 _LAYER = r"model\.layers\.(\d+)\."
-_MIXTRAL = (Rule(_LAYER + r"block_sparse_moe\.experts\.(.*)", r"layers.\1.feed_forward.experts.\2"),)
+_MIXTRAL = (TensorRule(_LAYER + r"block_sparse_moe\.experts\.(.*)", r"layers.\1.feed_forward.experts.\2"),)
 
 
 def _every_other(index: int) -> Change:
@@ -29,42 +29,42 @@ def _every_other_bias(index: int) -> Change:
     return lambda matrix, config: Turned(_every_other_value(index)(matrix, config))
 
 
-def _turned(matrix: Matrix, _config: Config) -> Matrix:
+def _turned(matrix: CheckpointMatrix, _config: Config) -> CheckpointMatrix:
     return Turned(matrix)
 
 
-def _split(stored: str, template: str, change: Callable[[int], Change]) -> tuple[Rule, Rule]:
+def _split(stored: str, template: str, change: Callable[[int], Change]) -> tuple[TensorRule, TensorRule]:
     """Rules for gate and up projections that are stored in one tensor."""
     gate, up = (template.format(name) for name in ("gate_proj", "up_proj"))
-    return Rule(stored, gate, change(0)), Rule(stored, up, change(1))
+    return TensorRule(stored, gate, change(0)), TensorRule(stored, up, change(1))
 
 
-def _of_heads(matrix: Matrix, config: Config, keys: bool) -> Matrix:
+def _of_heads(matrix: CheckpointMatrix, config: Config, keys: bool) -> CheckpointMatrix:
     """Each head's rows that expand latents to keys, or those that expand them to values: heads x rows x rank."""
     heads, plain, values = (config.whole(name) for name in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim"))
     if matrix.shape[0] != heads * (plain + values):
         raise CheckpointError(f"{config.where}: kv_b_proj has {matrix.shape[0]} rows; heads are of another size.")
     rows = np.arange(matrix.shape[0]).reshape(heads, plain + values)
     chosen = rows[:, :plain] if keys else rows[:, plain:]
-    return Rows(matrix, chosen.reshape(-1), (*chosen.shape, matrix.shape[1]))
+    return MatrixRows(matrix, chosen.reshape(-1), (*chosen.shape, matrix.shape[1]))
 
 
 _LFM2_EXPERTS = tuple(
-    Rule(_LAYER + rf"feed_forward\.experts\.{stored}\.weight", rf"model.layers.\1.mlp.experts.{name}_proj.weight")
+    TensorRule(_LAYER + rf"feed_forward\.experts\.{stored}\.weight", rf"model.layers.\1.mlp.experts.{name}_proj.weight")
     for stored, name in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
 )
 _GRANITE_EXPERTS = (
     *_split(_LAYER + r"block_sparse_moe\.input_linear\.weight", r"model.layers.\1.mlp.experts.{}.weight", half),
     *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.shared_experts.{}.weight", half),
-    Rule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.shared_experts.down_proj.weight"),
+    TensorRule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.shared_experts.down_proj.weight"),
 )
 _GRANITE_DENSE = (
     *_split(_LAYER + r"shared_mlp\.input_linear\.weight", r"model.layers.\1.mlp.{}.weight", half),
-    Rule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.down_proj.weight"),
+    TensorRule(_LAYER + r"shared_mlp\.output_linear\.weight", r"model.layers.\1.mlp.down_proj.weight"),
 )
 
 
-def _upright(matrix: Matrix, config: Config, width: str) -> Matrix:
+def _upright(matrix: CheckpointMatrix, config: Config, width: str) -> CheckpointMatrix:
     """Experts as rows x values of a row; transposed if the file stores them the other way."""
     return matrix if matrix.shape[-1] == config.whole(width) else Turned(matrix)
 
@@ -75,7 +75,7 @@ def _upright_half(index: int) -> Change:
 
 _FUSED_EXPERTS = (
     *_split(_LAYER + r"mlp\.experts\.gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", _upright_half),
-    Rule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight",
+    TensorRule(_LAYER + r"mlp\.experts\.down_proj", r"model.layers.\1.mlp.experts.down_proj.weight",
          lambda matrix, config: _upright(matrix, config, "moe_intermediate_size")),
 )  # fmt: skip
 _OSS = _LAYER + r"mlp\.experts\."
@@ -83,19 +83,19 @@ _GPT_OSS = (
     *_split(_OSS + "gate_up_proj_bias", r"model.layers.\1.mlp.experts.{}.bias", _every_other_bias),
     *_split(_OSS + r"gate_up_proj\.weight", r"model.layers.\1.mlp.experts.{}.weight", _every_other),
     *_split(_OSS + "gate_up_proj", r"model.layers.\1.mlp.experts.{}.weight", _every_other_value),
-    Rule(_OSS + "down_proj_bias", r"model.layers.\1.mlp.experts.down_proj.bias"),
-    Rule(_OSS + "down_proj", r"model.layers.\1.mlp.experts.down_proj.weight", _turned),
+    TensorRule(_OSS + "down_proj_bias", r"model.layers.\1.mlp.experts.down_proj.bias"),
+    TensorRule(_OSS + "down_proj", r"model.layers.\1.mlp.experts.down_proj.weight", _turned),
 )
 _LATENTS = (
-    Rule(_LAYER + r"self_attn\.kv_b_proj\.weight", r"model.layers.\1.self_attn.k_b_proj.weight",
+    TensorRule(_LAYER + r"self_attn\.kv_b_proj\.weight", r"model.layers.\1.self_attn.k_b_proj.weight",
          lambda matrix, config: Turned(_of_heads(matrix, config, True))),
-    Rule(_LAYER + r"self_attn\.kv_b_proj\.weight", r"model.layers.\1.self_attn.v_b_proj.weight",
+    TensorRule(_LAYER + r"self_attn\.kv_b_proj\.weight", r"model.layers.\1.self_attn.v_b_proj.weight",
          lambda matrix, config: _of_heads(matrix, config, False)),
 )  # fmt: skip
 _LAGUNA = (
-    Rule(_LAYER + r"mlp\.experts\.e_score_correction_bias", r"model.layers.\1.mlp.gate.e_score_correction.bias"),
+    TensorRule(_LAYER + r"mlp\.experts\.e_score_correction_bias", r"model.layers.\1.mlp.gate.e_score_correction.bias"),
 )
-_DENSE = tuple(Rule(rf"dense_{number}\.linear\.weight", f"dense_{number}.weight") for number in (2, 3))
+_DENSE = tuple(TensorRule(rf"dense_{number}\.linear\.weight", f"dense_{number}.weight") for number in (2, 3))
 
 _NO_WINDOWS = {"use_sliding_window": False}
 _ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}

@@ -17,7 +17,7 @@ from localllm.text import shortened
 from localllm.wings.importing.checkpoint import Checkpoint
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
-from localllm.wings.importing.matrices import Matrix, chosen_rows
+from localllm.wings.importing.matrices import CheckpointMatrix, chosen_rows
 from localllm.wings.importing.rotation import Keys, scaling_keys
 
 EXACT_GELU = ("gelu", "gelu_pytorch_tanh", "gelu_new")  # GGUF does not distinguish them
@@ -27,11 +27,11 @@ SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu_new")
 _POOLING = "1_Pooling/config.json"
 # Values of pooling_type by name: the flag that is true in the file, or the mode in its newer form.
 _POOLED = {"mean": 1, "cls": 2, "lasttoken": 3}
-Change = Callable[[Matrix, Config], Matrix]
+Change = Callable[[CheckpointMatrix, Config], CheckpointMatrix]
 
 
 @dataclass(frozen=True)
-class Rule:
+class TensorRule:
     """For stored tensors whose names match a pattern: their name in gguf's table, and how they are changed.
 
     A tensor that several rules match is split. An empty name leaves it out.
@@ -48,13 +48,13 @@ def half(index: int) -> Change:
 
 
 _COMMON = (
-    Rule(r"(.+)\.e_score_correction_bias", r"\1.e_score_correction.bias"),
-    Rule(r"(.+)\.expert_bias", r"\1.expert_bias.bias"),
-    Rule(r"(.+)\.sinks", r"\1.sinks.weight"),
+    TensorRule(r"(.+)\.e_score_correction_bias", r"\1.e_score_correction.bias"),
+    TensorRule(r"(.+)\.expert_bias", r"\1.expert_bias.bias"),
+    TensorRule(r"(.+)\.sinks", r"\1.sinks.weight"),
 )
 
 _XIELU = {"alpha_n": None, "alpha_p": None, "beta": 0.5, "eps": -1e-6}  # factors and their defaults; None: required
-XIELU = (Rule(r"model\.layers\.\d+\.mlp\.act_fn\..+", ""),)
+XIELU = (TensorRule(r"model\.layers\.\d+\.mlp\.act_fn\..+", ""),)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Family:
     # Those that the engine supports for this architecture.
     activations: tuple[str, ...] = SILU
     # For tensors that gguf's table has under other names or in another form.
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[TensorRule, ...] = ()
     # The kind of layers that rope.freq_base is for.
     rope: str | None = None
     # The share of a head that is rotated, if the configuration does not say.
@@ -94,7 +94,7 @@ class Family:
     # A note on stored values that GGUF has no place for.
     lacks: str | None = None
 
-    def renamed(self, name: str, matrix: Matrix, config: Config) -> list[tuple[str, Matrix]]:
+    def renamed(self, name: str, matrix: CheckpointMatrix, config: Config) -> list[tuple[str, CheckpointMatrix]]:
         """A stored tensor's conversion: (name in gguf's table, matrix). The family's rules precede common ones."""
         found = ([rule for rule in rules if re.fullmatch(rule.pattern, name)] for rules in (self.rules, _COMMON))
         rules = next(filter(None, found), [])

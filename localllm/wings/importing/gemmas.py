@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
-from localllm.wings.importing.family import Rule
+from localllm.wings.importing.family import TensorRule
 from localllm.wings.importing.family_keys import windows
 from localllm.wings.importing.rotation import Keys
 
@@ -88,10 +88,10 @@ def _of_full_layers(config: Config, name: str, default: int) -> int:
                         stated[0] if stated else default)  # fmt: skip
 
 
-GEMMA3N = (Rule(_LAYER + r"altup\.correct_output_scale", r"\1altup.correct_output_scale.weight"),)
+GEMMA3N = (TensorRule(_LAYER + r"altup\.correct_output_scale", r"\1altup.correct_output_scale.weight"),)
 GEMMA4 = (
-    Rule(_LAYER + "layer_scalar", r"\1layer_scalar.weight"),
-    Rule(_LAYER + r"router\.scale", r"\1router.proj.scale"),
-    Rule(_LAYER + r"router\.per_expert_scale", r"\1experts.down_proj.scale"),
-    Rule(_LAYER + r"experts\.((?:gate_up|down)_proj)", r"\1experts.\2.weight"),
+    TensorRule(_LAYER + "layer_scalar", r"\1layer_scalar.weight"),
+    TensorRule(_LAYER + r"router\.scale", r"\1router.proj.scale"),
+    TensorRule(_LAYER + r"router\.per_expert_scale", r"\1experts.down_proj.scale"),
+    TensorRule(_LAYER + r"experts\.((?:gate_up|down)_proj)", r"\1experts.\2.weight"),
 )

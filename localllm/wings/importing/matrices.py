@@ -23,7 +23,7 @@ Numbers = NDArray[np.int64]
 _EXACT = {"F32": "F32", "F64": "F32", "F16": "F16"}  # GGUF's type for stored values; BF16 for other dtypes
 
 
-class Matrix(Protocol):
+class CheckpointMatrix(Protocol):
     """shape: of the values, rows second to last. exact: their GGUF format unless they are quantised."""
 
     @property
@@ -46,7 +46,7 @@ class Matrix(Protocol):
         ...
 
 
-def float_type(matrix: Matrix) -> str:
+def float_type(matrix: CheckpointMatrix) -> str:
     """The float type of a matrix whose blocks cannot be used."""
     return matrix.exact if matrix.exact in ("F32", "F16", "BF16") else "F16"
 
@@ -84,7 +84,7 @@ class Plain(FloatMatrix):
         return _EXACT.get(self.tensor.dtype, "BF16")
 
     def floats(self, rows: Numbers) -> Floats:
-        """See Matrix. Raises CheckpointError for scales that do not fit."""
+        """See CheckpointMatrix. Raises CheckpointError for scales that do not fit."""
         raw = self.tensor.raw()
         raw = raw.reshape(-1, 1) if len(self.shape) < 2 else raw
         values = self.tensor.floats(raw[rows])
@@ -103,10 +103,10 @@ class Plain(FloatMatrix):
 
 
 @dataclass(frozen=True)
-class Rows:
+class MatrixRows:
     """Some rows of a matrix, in a given order."""
 
-    of: Matrix
+    of: CheckpointMatrix
     order: Numbers
     shape: tuple[int, ...]
 
@@ -129,7 +129,7 @@ class Rows:
 class Changed(FloatMatrix):
     """A matrix with other values or another shape than the one it wraps."""
 
-    of: Matrix
+    of: CheckpointMatrix
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -214,7 +214,7 @@ class Padded(Changed):
 class Folded(FloatMatrix):
     """A vector reshaped to a matrix, row by row; it is held as floats."""
 
-    of: Matrix
+    of: CheckpointMatrix
     shape: tuple[int, int]
 
     @property
@@ -225,11 +225,11 @@ class Folded(FloatMatrix):
         return self.of.floats(np.arange(row_count(self.of.shape))).reshape(self.shape)[rows]
 
 
-def chosen_rows(matrix: Matrix, choose: Callable[[Numbers], Numbers]) -> Rows:
+def chosen_rows(matrix: CheckpointMatrix, choose: Callable[[Numbers], Numbers]) -> MatrixRows:
     """Rows of a matrix, or the same rows of each of several. choose: maps the indices of all rows of one matrix to
     those to keep, in any order and shape."""
     several = matrix.shape[:-2] if len(matrix.shape) > 2 else ()
     height = matrix.shape[0] if len(matrix.shape) == 1 else matrix.shape[-2]
     order = choose(np.arange(height)).reshape(-1)
     every = (np.arange(prod(several))[:, None] * height + order).reshape(-1)
-    return Rows(matrix, every, (*several, len(order), *matrix.shape[len(several) + 1 :]))
+    return MatrixRows(matrix, every, (*several, len(order), *matrix.shape[len(several) + 1 :]))

@@ -18,7 +18,7 @@ from localllm.wings.importing.checkpoint import StoredTensor
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
 from localllm.wings.importing.four_bit_floats import Codes, Mxfp4, Nvfp4
-from localllm.wings.importing.matrices import FloatMatrix, Floats, Matrix, Numbers, Plain
+from localllm.wings.importing.matrices import CheckpointMatrix, FloatMatrix, Floats, Numbers, Plain
 
 Tensors = Mapping[str, StoredTensor]
 
@@ -47,7 +47,7 @@ _WORDS_IN = (".qweight", ".qzeros", ".weight_packed")
 _CODES = {".qweight": ".weight", ".weight_packed": ".weight", "_blocks": ".weight"}
 
 
-class Packing:
+class CheckpointPacking:
     """How a checkpoint's quantised weights are packed, from its quantization_config.
 
     Raises CheckpointError for an unsupported method.
@@ -69,7 +69,7 @@ class Packing:
         self._zero_offset = 0 if stated.values.get("checkpoint_format") == "gptq_v2" else 1
         self._block = _square_block(stated)
 
-    def matrix(self, tensors: Tensors, name: str) -> tuple[str, Matrix] | None:
+    def matrix(self, tensors: Tensors, name: str) -> tuple[str, CheckpointMatrix] | None:
         """A stored tensor's unpacked name and matrix; None for one that belongs to another, or is not used.
 
         Raises CheckpointError if it is damaged or its companions are missing.
@@ -86,7 +86,7 @@ class Packing:
             return None  # zeros, which some tools write for models without biases
         return name, self._plain(tensors, tensor)
 
-    def _plain(self, tensors: Tensors, tensor: StoredTensor) -> Matrix:
+    def _plain(self, tensors: Tensors, tensor: StoredTensor) -> CheckpointMatrix:
         """An unpacked tensor, with scales if it is FP8 or integers. Raises CheckpointError."""
         name = tensor.name
         if not tensor.dtype.startswith(("F8", "I", "U")):
@@ -99,7 +99,7 @@ class Packing:
             return _nvfp4(tensors, name, scale, name + "_scale_2", inverse=False)
         return Plain(tensor, scale, self._block)
 
-    def _unpacked(self, tensors: Tensors, stem: str, end: str) -> Matrix:
+    def _unpacked(self, tensors: Tensors, stem: str, end: str) -> CheckpointMatrix:
         def part(end: str) -> StoredTensor:
             if stem + end not in tensors:
                 raise CheckpointError(
@@ -161,7 +161,7 @@ class Integers(FloatMatrix):
         return numbers
 
 
-def _nvfp4(tensors: Tensors, name: str, scales: StoredTensor, factor: str, *, inverse: bool) -> Matrix:
+def _nvfp4(tensors: Tensors, name: str, scales: StoredTensor, factor: str, *, inverse: bool) -> CheckpointMatrix:
     """NVFP4, with the whole matrix's factor, or its inverse, in a tensor of its own. Raises CheckpointError."""
     packed, found = tensors[name], tensors.get(factor)
     value = 0.0 if found is None or found.shape not in ((), (1,)) else found.floats(found.raw()).item()
@@ -175,7 +175,7 @@ def _nvfp4(tensors: Tensors, name: str, scales: StoredTensor, factor: str, *, in
         ) from error
 
 
-def _gptq(part: Callable[[str], StoredTensor], order: StoredTensor | None, offset: int) -> Matrix:
+def _gptq(part: Callable[[str], StoredTensor], order: StoredTensor | None, offset: int) -> CheckpointMatrix:
     """Words pack a column of the transposed weights. Zero points are packed by rows, minus one in the first version."""
     words, zeros, scales = part(".qweight").raw(), part(".qzeros").raw(), part(".scales")
     rows = words.shape[1]
@@ -193,7 +193,7 @@ def _gptq(part: Callable[[str], StoredTensor], order: StoredTensor | None, offse
     )
 
 
-def _awq(part: Callable[[str], StoredTensor]) -> Matrix:
+def _awq(part: Callable[[str], StoredTensor]) -> CheckpointMatrix:
     """Words pack a row of the transposed weights, eight values each in AWQ's own order."""
     words, zeros, scales = part(".qweight").raw(), part(".qzeros").raw(), part(".scales")
     width, rows = len(words), words.shape[1] * 8
@@ -214,7 +214,7 @@ def _awq(part: Callable[[str], StoredTensor]) -> Matrix:
     )
 
 
-def _pack_quantized(tensors: Tensors, stem: str, part: Callable[[str], StoredTensor]) -> Matrix:
+def _pack_quantized(tensors: Tensors, stem: str, part: Callable[[str], StoredTensor]) -> CheckpointMatrix:
     """Words pack a row. Codes and zero points are signed, stored with half of their range added."""
     packed, scale = part(".weight_packed"), part(".weight_scale")
     words, scales = packed.raw(), scale.floats(scale.raw())

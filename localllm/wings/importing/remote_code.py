@@ -10,9 +10,9 @@ import numpy as np
 
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
-from localllm.wings.importing.family import Change, Rule
+from localllm.wings.importing.family import Change, TensorRule
 from localllm.wings.importing.family_keys import grouped_experts
-from localllm.wings.importing.matrices import Matrix, Numbers, chosen_rows
+from localllm.wings.importing.matrices import CheckpointMatrix, Numbers, chosen_rows
 from localllm.wings.importing.rotation import Keys
 
 _LAYER = r"model\.layers\.(\d+)\."
@@ -84,7 +84,7 @@ def smallthinker(config: Config) -> Keys:
 def _of_groups(choose: Callable[[Numbers], Numbers]) -> Change:
     """Some heads of each group. A group has the queries that share a key, the key, and the value."""
 
-    def change(matrix: Matrix, config: Config) -> Matrix:
+    def change(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
         keys = config.whole("num_key_value_heads", config.whole("num_attention_heads"))
         heads = config.whole("num_attention_heads") // max(keys, 1) + 2
         if not keys or matrix.shape[0] != keys * heads * config.head_size:
@@ -95,7 +95,9 @@ def _of_groups(choose: Callable[[Numbers], Numbers]) -> Change:
 
 
 INTERNLM2 = tuple(
-    Rule(_LAYER + r"attention\.wqkv\.weight", rf"model.layers.\1.self_attn.{part}_proj.weight", _of_groups(choose))
+    TensorRule(
+        _LAYER + r"attention\.wqkv\.weight", rf"model.layers.\1.self_attn.{part}_proj.weight", _of_groups(choose)
+    )
     for part, choose in (
         ("q", lambda rows: rows[:, :-2]),
         ("k", lambda rows: rows[:, -2]),
@@ -107,7 +109,7 @@ INTERNLM2 = tuple(
 def _of_all_heads(part: int) -> Change:
     """Rows of the queries, the keys or the values, which are stored in this order."""
 
-    def change(matrix: Matrix, config: Config) -> Matrix:
+    def change(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
         heads = config.whole("num_attention_heads")
         keys, size = config.whole("num_key_value_heads", heads), config.head_size
         first, second, third = heads * size, (heads + keys) * size, (heads + 2 * keys) * size
@@ -121,7 +123,7 @@ def _of_all_heads(part: int) -> Change:
 
 
 BAILING_MOE = tuple(
-    Rule(_LAYER + r"attention\.query_key_value\.weight", rf"model.layers.\1.self_attn.{part}_proj.weight",
+    TensorRule(_LAYER + r"attention\.query_key_value\.weight", rf"model.layers.\1.self_attn.{part}_proj.weight",
          _of_all_heads(index))
     for index, part in enumerate("qkv")
 )  # fmt: skip

@@ -9,9 +9,9 @@ import numpy as np
 
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
-from localllm.wings.importing.family import Change, Rule
+from localllm.wings.importing.family import Change, TensorRule
 from localllm.wings.importing.family_keys import experts, granite
-from localllm.wings.importing.matrices import Folded, Mapped, Matrix, ScaledRows, row_count
+from localllm.wings.importing.matrices import CheckpointMatrix, Folded, Mapped, ScaledRows, row_count
 from localllm.wings.importing.rotation import Keys
 
 _SCAN, _SCAN_NAME = r"model\.layers\.(\d+)\.mamba\.", r"model.layers.\1.mamba."
@@ -128,16 +128,16 @@ def _check_times(config: Config) -> None:
         )
 
 
-def _column(matrix: Matrix, _config: Config) -> Matrix:
+def _column(matrix: CheckpointMatrix, _config: Config) -> CheckpointMatrix:
     return Folded(matrix, (matrix.shape[0], 1))
 
 
-def _decay(matrix: Matrix, config: Config) -> Matrix:
+def _decay(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
     return Mapped(_column(matrix, config), lambda values: -np.exp(values))
 
 
 def _groups(key: str) -> Change:
-    def change(matrix: Matrix, config: Config) -> Matrix:
+    def change(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
         groups, values = config.whole(key, 1), matrix.shape[0]
         if not groups or values % groups:
             raise CheckpointError(f"{config.where}: a norm of {values} values is not one of {groups} groups.")
@@ -146,12 +146,12 @@ def _groups(key: str) -> Change:
     return change
 
 
-def _rules(stored: str, name: str, groups: str) -> tuple[Rule, ...]:
+def _rules(stored: str, name: str, groups: str) -> tuple[TensorRule, ...]:
     return (
-        Rule(stored + "A_log", name + "A_log", _decay),
-        Rule(stored + "D", name + "D", _column),
-        Rule(stored + "dt_bias", name + "dt_proj.bias"),
-        Rule(stored + r"norm\.weight", name + "norm.weight", _groups(groups)),
+        TensorRule(stored + "A_log", name + "A_log", _decay),
+        TensorRule(stored + "D", name + "D", _column),
+        TensorRule(stored + "dt_bias", name + "dt_proj.bias"),
+        TensorRule(stored + r"norm\.weight", name + "norm.weight", _groups(groups)),
     )
 
 
@@ -168,7 +168,7 @@ def _of_list(name: str, index: int) -> Callable[[Config], float]:
     return lambda config: config.numbers(name)[index] if config.values.get(name) else 1.0
 
 
-def _in_parts(matrix: Matrix, config: Config) -> Matrix:
+def _in_parts(matrix: CheckpointMatrix, config: Config) -> CheckpointMatrix:
     """Multiply each part of a scan's input projection by its factor: gate, x, b, c and dt."""
     inner = config.whole("mamba_n_heads") * config.whole("mamba_d_head")
     state = config.whole("mamba_n_groups") * config.whole("mamba_d_state")
@@ -178,8 +178,8 @@ def _in_parts(matrix: Matrix, config: Config) -> Matrix:
     return ScaledRows(matrix, np.concatenate(factors).astype(np.float32))
 
 
-def _multiplied(name: str, factor: Callable[[Config], float]) -> Rule:
-    return Rule(rf"(model\.layers\.\d+\.{name}\.weight)", r"\1", _times(factor))
+def _multiplied(name: str, factor: Callable[[Config], float]) -> TensorRule:
+    return TensorRule(rf"(model\.layers\.\d+\.{name}\.weight)", r"\1", _times(factor))
 
 
 _LOGITS = _times(_stated("lm_head_multiplier"))
@@ -188,7 +188,7 @@ GRANITE_HYBRID = _rules(_SCAN, _SCAN_NAME, "mamba_n_groups")
 MIXERS = _rules(_MIXER, _MIXER_NAME, "n_groups")
 NEMOTRON_EXPERTS = (
     *MIXERS,
-    Rule(_MIXER + r"experts\.(up|down)_proj\.weight", r"model.layers.\1.mlp.experts.\2_proj.weight"),
+    TensorRule(_MIXER + r"experts\.(up|down)_proj\.weight", r"model.layers.\1.mlp.experts.\2_proj.weight"),
 )
 FALCON_H1 = (
     *GRANITE_HYBRID,
@@ -198,9 +198,9 @@ FALCON_H1 = (
     _multiplied(r"self_attn\.[qv]_proj", _stated("attention_in_multiplier")),
     _multiplied(r"self_attn\.o_proj", _stated("attention_out_multiplier")),
     _multiplied(r"mamba\.out_proj", _stated("ssm_out_multiplier")),
-    Rule(_SCAN + r"in_proj\.weight", _SCAN_NAME + "in_proj.weight", _in_parts),
-    Rule(r"(model\.embed_tokens\.weight)", r"\1", _times(_stated("embedding_multiplier"))),
-    Rule(r"(lm_head\.weight)", r"\1", _LOGITS),
+    TensorRule(_SCAN + r"in_proj\.weight", _SCAN_NAME + "in_proj.weight", _in_parts),
+    TensorRule(r"(model\.embed_tokens\.weight)", r"\1", _times(_stated("embedding_multiplier"))),
+    TensorRule(r"(lm_head\.weight)", r"\1", _LOGITS),
 )
 # The factors of embeddings and logits differ, so logits get a matrix of their own.
-FALCON_H1_TIED = (*FALCON_H1, Rule(r"model\.embed_tokens\.weight", "lm_head.weight", _LOGITS))
+FALCON_H1_TIED = (*FALCON_H1, TensorRule(r"model\.embed_tokens\.weight", "lm_head.weight", _LOGITS))

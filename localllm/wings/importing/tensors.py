@@ -12,8 +12,17 @@ from localllm.wings.importing.checkpoint import Checkpoint
 from localllm.wings.importing.config import Config
 from localllm.wings.importing.errors import CheckpointError
 from localllm.wings.importing.family import Family
-from localllm.wings.importing.matrices import Mapped, Matrix, Numbers, Padded, Rows, Turned, chosen_rows, row_count
-from localllm.wings.importing.packed_weights import Packing
+from localllm.wings.importing.matrices import (
+    CheckpointMatrix,
+    Mapped,
+    MatrixRows,
+    Numbers,
+    Padded,
+    Turned,
+    chosen_rows,
+    row_count,
+)
+from localllm.wings.importing.packed_weights import CheckpointPacking
 
 if TYPE_CHECKING:
     from gguf.tensor_mapping import TensorNameMap
@@ -33,14 +42,14 @@ class NewTensor:
 
     name: str
     shape: tuple[int, ...]
-    parts: tuple[Matrix, ...]
+    parts: tuple[CheckpointMatrix, ...]
 
     @property
     def exact(self) -> str:
         """The tensor's format unless it is quantised."""
         return self.parts[0].exact
 
-    def pieces(self) -> Iterator[tuple[Matrix, Numbers]]:
+    def pieces(self) -> Iterator[tuple[CheckpointMatrix, Numbers]]:
         """All rows in pieces: (part, indices of its rows)."""
         for part in self.parts:
             count = row_count(part.shape)
@@ -53,8 +62,8 @@ def new_tensors(checkpoint: Checkpoint, family: Family, config: Config) -> tuple
     """The tensors of the GGUF file, and notes on unused ones. Raises CheckpointError for a tensor without a rule."""
     names = names_of(family, config.layers)
     tied = config.flag("tie_word_embeddings", default=family.tied)
-    packing = Packing(config)
-    found: dict[str, list[tuple[int, Matrix]]] = {}
+    packing = CheckpointPacking(config)
+    found: dict[str, list[tuple[int, CheckpointMatrix]]] = {}
     left = 0
     for name in sorted(checkpoint.tensors):
         plain = of_text_model(name)
@@ -103,7 +112,7 @@ def new_name(names: "TensorNameMap", name: str) -> str | None:
     return next(filter(None, tried), None)
 
 
-def _new(name: str, parts: list[tuple[int, Matrix]], family: Family, config: Config) -> NewTensor:
+def _new(name: str, parts: list[tuple[int, CheckpointMatrix]], family: Family, config: Config) -> NewTensor:
     parts.sort(key=lambda each: each[0])
     numbers, shapes = [number for number, _ in parts], {part.shape for _, part in parts}
     if (
@@ -119,14 +128,14 @@ def _new(name: str, parts: list[tuple[int, Matrix]], family: Family, config: Con
     return NewTensor(name, shape if numbers == [-1] else (len(parts), *shape), matrices)
 
 
-def fitted(name: str, matrix: Matrix, family: Family, config: Config) -> Matrix:
+def fitted(name: str, matrix: CheckpointMatrix, family: Family, config: Config) -> CheckpointMatrix:
     """A matrix as the engine expects it: heads in its order, norms with 1 added, convolutions in two dimensions."""
     if re.search(r"(shortconv\.conv|ssm_conv1d)\.weight", name) and len(matrix.shape) == 3:
-        matrix = Rows(matrix, np.arange(row_count(matrix.shape)), (matrix.shape[0], matrix.shape[2]))
+        matrix = MatrixRows(matrix, np.arange(row_count(matrix.shape)), (matrix.shape[0], matrix.shape[2]))
     if name in _OF_TOKENS and row_count(matrix.shape) < config.whole("vocab_size"):
         matrix = Padded(matrix, config.whole("vocab_size"))  # tokens of images and sound have no embedding
     if "exp_probs_b" in name and len(matrix.shape) == 2:  # one row
-        matrix = Rows(Turned(matrix), np.arange(matrix.shape[1]), matrix.shape[1:])
+        matrix = MatrixRows(Turned(matrix), np.arange(matrix.shape[1]), matrix.shape[1:])
     if family.permuted and (match := re.match(r"blk\.\d+\.attn_([qk])\.", name)):
         count = config.whole("num_attention_heads")
         heads = count if match[1] == "q" else config.whole("num_key_value_heads", count)

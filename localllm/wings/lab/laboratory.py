@@ -30,7 +30,7 @@ PREFILL_ROWS = 32  # chunks with at least this many rows show the speed of prefi
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """Matrices of a step: bytes read, and operations for each row. experts: read only as far as the rows use them."""
 
     name: str
@@ -47,7 +47,7 @@ class ModelCosts:
     """
 
     shape: ModelShape
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     bits: float
     kv_type: str
     bandwidth: float | None = None
@@ -68,8 +68,10 @@ class ModelCosts:
                 total = sums.setdefault(group, [0.0, 0.0])
                 total[0] += tensor.nbytes
                 total[1] += speed.operations_per_token(math.prod(tensor.shape)) * (used if _EXPERTS in name else 1.0)
-        parts = [Part(name, read, operations, name == _GROUPS[_EXPERTS]) for name, (read, operations) in sums.items()]
-        parts.append(Part(_LOGITS, shape.output_bytes, shape.output_operations))
+        parts = [
+            StepPart(name, read, operations, name == _GROUPS[_EXPERTS]) for name, (read, operations) in sums.items()
+        ]
+        parts.append(StepPart(_LOGITS, shape.output_bytes, shape.output_operations))
         machine = machine_here(kept, work_in_header(file), 0.0) if kept else None
         bits = 8 * file.weights_bytes / max(file.parameter_count, 1)
         kv_type = kv_types[0] if kv_types[0] in KV_TYPES else "f16"
@@ -87,7 +89,7 @@ class ModelCosts:
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
         """The costs from as_data's result. Raises TypeError or KeyError for anything else."""
-        parts = tuple(Part(**part) for part in data["parts"])
+        parts = tuple(StepPart(**part) for part in data["parts"])
         return cls(**{**data, "shape": ModelShape(**data["shape"]), "parts": parts})
 
 

@@ -31,14 +31,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TokensServed:
     """Tokens by model. seconds: how long the server has been counting; None if unknown."""
 
     models: Mapping[str, Tokens]
     seconds: float | None
 
 
-def read_metrics(text: str) -> Reading:
+def read_metrics(text: str) -> TokensServed:
     """Read Prometheus' text format. Raises RequestError if it has none of localllm's counters."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -58,17 +58,17 @@ def read_metrics(text: str) -> Reading:
         raise RequestError(f"The metrics are not in Prometheus' text format ({error}).") from error
     if not ours:
         raise RequestError("The metrics are not those of a localllm server: no localllm_ counters.")
-    return Reading({name: Tokens(**fields) for name, fields in counts.items()}, seconds)
+    return TokensServed({name: Tokens(**fields) for name, fields in counts.items()}, seconds)
 
 
 class Tally:
     """Adds up the tokens served from one reading to the next. A model that is unloaded keeps its total."""
 
-    def __init__(self, first: Reading) -> None:
+    def __init__(self, first: TokensServed) -> None:
         self._last = first
         self.models: dict[str, Tokens] = {}
 
-    def add(self, reading: Reading) -> None:
+    def add(self, reading: TokensServed) -> None:
         """Add the tokens since the previous reading."""
         for name, tokens in reading.models.items():
             added = tokens.since(self._last.models.get(name, Tokens()))

@@ -25,8 +25,8 @@ from localllm.placement.loaded_model import LoadedModel, load_model
 from localllm.server.anthropic.requests import MessagesBody, messages_request
 from localllm.server.ollama.generate import chat_request as ollama_chat_request
 from localllm.server.ollama.generate import generate_request
-from localllm.server.ollama.schema import ChatBody as OllamaChatBody
 from localllm.server.ollama.schema import GenerateBody
+from localllm.server.ollama.schema import OllamaChatBody as OllamaChatBody
 from localllm.server.openai.chat import chat_request as openai_chat_request
 from localllm.server.openai.responses import given_items, responses_request
 from localllm.server.openai.schema import ChatBody, ResponsesBody

@@ -20,8 +20,8 @@ from localllm.errors import RequestError
 from localllm.speed.work import attention_operations, looks
 from localllm.wings.agents.editors import EDITORS
 from localllm.wings.agents.launch import counted_tokens, counts_path
-from localllm.wings.agents.programs import NO_KEY, PROGRAMS, Endpoint
-from localllm.wings.agents.recording import Recording, record, tokens_of
+from localllm.wings.agents.programs import NO_KEY, PROGRAMS, AgentEndpoint
+from localllm.wings.agents.recording import RecordedRequest, record, tokens_of
 from models.config import read_config
 from tests.fakes.ports import free_port
 from tests.fakes.scripted_model import call, write_scripted_model
@@ -30,7 +30,7 @@ from tests.localllm.server.conftest import StartServer
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
-AT = Endpoint("http://127.0.0.1:1234", "m:8b", 40960, "a secret")
+AT = AgentEndpoint("http://127.0.0.1:1234", "m:8b", 40960, "a secret")
 # Its first request is for a title, as agents send it.
 AGENT = """\
 #!{python}
@@ -232,14 +232,14 @@ def test_a_program_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest
 
 def test_a_recorded_request_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "first.json"
-    Recording("/v1/responses", {"input": "Hi", "stream": True}).write(path)
-    body = Recording.read(path).for_model("m")
+    RecordedRequest("/v1/responses", {"input": "Hi", "stream": True}).write(path)
+    body = RecordedRequest.read(path).for_model("m")
     pinned = {"prompt_cache_retention": "24h"}
     assert body == {"input": "Hi", "stream": False, "model": "m", "max_output_tokens": 1, **pinned}
     for content in ("", "[]", '{"path": "/etc", "body": {}}', '{"path": "/api/chat", "body": 3}'):
         path.write_text(content)
         with pytest.raises(RequestError, match=r"first\.json"):
-            Recording.read(path)
+            RecordedRequest.read(path)
 
 
 @pytest.mark.parametrize(

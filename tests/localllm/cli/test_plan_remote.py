@@ -11,7 +11,7 @@ from gguf_io import open_model
 from localllm.placement.memory import RESERVE_BYTES
 from localllm.speed.expected import main_type
 from localllm.speed.work import work_in_header
-from localllm.wings.lab.roofline.report import Measure, Report, ThreadReport, keep
+from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadReport, keep
 from models.kv_layout import MAX_ROWS
 from tests.localllm.library.conftest import command, home, server
 from tests.localllm.library.model_server import ModelServer
@@ -97,7 +97,7 @@ def test_the_speed_to_expect_is_what_a_bench_found(
         Measure("prefill 512", 512, 0, (512 * least / share,), prompt),
         Measure("decode at 0", 64, 0, (64 * token.read / LIMITS.read.median / share,), token),
     )
-    report = Report("m.gguf", "qwen3", "native", "avx2", 1, 0.0, (ThreadReport(1, LIMITS, measures, ()),))
+    report = BenchReport("m.gguf", "qwen3", "native", "avx2", 1, 0.0, (ThreadReport(1, LIMITS, measures, ()),))
     keep(report, "measured", weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCALLLM_THREADS", "1")

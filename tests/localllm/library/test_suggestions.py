@@ -10,7 +10,7 @@ from localllm.doctor import check_speed
 from localllm.library.suggestions import SUGGESTIONS, ranked
 from localllm.settings import Settings
 from localllm.speed.kept import all_kept, kept_path
-from localllm.wings.lab.roofline.report import Report, ThreadReport
+from localllm.wings.lab.roofline.report import BenchReport, ThreadReport
 from models.registry import ARCHITECTURES
 from tests.localllm.library.conftest import write_file
 from tests.localllm.wings.lab.roofline.test_expected import LIMITS, keep
@@ -39,7 +39,7 @@ def test_the_best_that_fits_comes_first() -> None:
 @pytest.fixture
 def measured(home: Path) -> None:
     """This machine's limits with one thread, as if measured."""
-    keep(Report("", "", "native", "avx2", 1, 0.0, (ThreadReport(1, LIMITS, (), ()),)), "", "")
+    keep(BenchReport("", "", "native", "avx2", 1, 0.0, (ThreadReport(1, LIMITS, (), ()),)), "", "")
 
 
 @pytest.mark.usefixtures("home")

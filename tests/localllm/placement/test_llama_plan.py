@@ -16,7 +16,7 @@ from gpu_offload.known_gpus import KNOWN_GPUS, imagined_gpu
 from gpu_offload.memory import FileSizes
 from gpu_offload.options import LlamaOptions, Use
 from localllm.placement import llama
-from localllm.placement.llama import DEFAULT_RESERVE, Request, plan
+from localllm.placement.llama import DEFAULT_RESERVE, LlamaRequest, plan
 from localllm.placement.placement import Placement
 from tests.gpu_offload import sparse_models
 
@@ -84,7 +84,7 @@ def test_without_a_gpu_everything_is_in_main_memory(dense):
 @settings(max_examples=60)
 @given(gib=st.floats(1.0, 12.0), context=st.sampled_from([None, 2048, 16384]))
 def test_no_gpu_overflows_and_no_layer_that_fits_is_left_out(dense, gib, context):
-    request = Request(context_tokens=context)
+    request = LlamaRequest(context_tokens=context)
     found = plan(dense, [gpu(gib)], RAM, request)
     if found.options.gpu_layers == 0:
         assert found.uses[1].needed == 0
@@ -109,7 +109,7 @@ def test_a_mixture_gives_up_no_more_experts_than_it_must(mixture, gib):
     if found.options.gpu_layers < found.layers:
         assert kept == found.layers - 1
     elif kept:
-        less = Request(context_tokens=4096, kv_types=("f16", "f16"), gpu_layers=found.layers, n_cpu_moe=kept - 1)
+        less = LlamaRequest(context_tokens=4096, kv_types=("f16", "f16"), gpu_layers=found.layers, n_cpu_moe=kept - 1)
         assert not plan(mixture, [gpu(gib)], RAM, less).fits
 
 
@@ -135,7 +135,7 @@ def test_several_gpus_share_the_layers_and_none_overflows(folder, name, sizes):
 
 
 def test_two_gpus_hold_more_than_one(dense):
-    request = Request(context_tokens=8192)
+    request = LlamaRequest(context_tokens=8192)
     one = plan(dense, [gpu(4)], RAM, request)
     two = plan(dense, [gpu(4), gpu(4)], RAM, request)
     assert one.options.gpu_layers < two.options.gpu_layers
@@ -148,12 +148,12 @@ def test_one_gpu_is_enough_where_the_model_fits_on_the_roomiest(dense):
 
 
 def test_companions_are_placed_with_the_model(dense):
-    found = plan(dense, [gpu(12), gpu(24)], RAM, Request(projector_bytes=GIB))
+    found = plan(dense, [gpu(12), gpu(24)], RAM, LlamaRequest(projector_bytes=GIB))
     assert (found.options.main_gpu, [use.other for use in found.uses]) == (1, [0, 0, GIB])
 
 
 def test_rows_are_split_in_proportion_to_free_memory(dense):
-    request = Request(context_tokens=4096, base=LlamaOptions(split_mode="row", main_gpu=1))
+    request = LlamaRequest(context_tokens=4096, base=LlamaOptions(split_mode="row", main_gpu=1))
     found = plan(dense, [gpu(5), gpu(9)], RAM, request)
     first, second = found.uses[1:]
     assert found.options.tensor_split == pytest.approx((4 / 12, 8 / 12))
@@ -164,7 +164,7 @@ def test_rows_are_split_in_proportion_to_free_memory(dense):
 
 
 def test_a_context_is_doubled_only_where_that_fits(dense):
-    request = Request(context_tokens=8192, spare=True)
+    request = LlamaRequest(context_tokens=8192, spare=True)
     assert plan(dense, [gpu(24)], RAM, request).options.context_tokens == 16384
     tight = plan(dense, [gpu(6.4)], RAM, request)
     assert (tight.options.context_tokens, tight.options.type_k, tight.options.gpu_layers) == (8192, "f16", 33)
@@ -173,23 +173,23 @@ def test_a_context_is_doubled_only_where_that_fits(dense):
 
 def test_settings_about_gpus_are_refused_where_there_is_none(dense):
     with pytest.raises(DeviceRequestError, match="split_mode set, but llama"):
-        plan(dense, [], RAM, Request(about_gpus=("split_mode",)))
+        plan(dense, [], RAM, LlamaRequest(about_gpus=("split_mode",)))
     with pytest.raises(DeviceRequestError, match="gpu_layers is 7"):
-        plan(dense, [], RAM, Request(gpu_layers=7, about_gpus=("main_gpu",)))
+        plan(dense, [], RAM, LlamaRequest(gpu_layers=7, about_gpus=("main_gpu",)))
 
 
 def test_notes_tell_what_a_wish_comes_to(dense, mixture):
-    asked = Request(n_cpu_moe=200)
+    asked = LlamaRequest(n_cpu_moe=200)
     assert "n_cpu_moe changes nothing: the model has no experts" in plan(dense, [gpu(24)], RAM, asked).notes
     assert plan(dense, [gpu(24)], RAM, asked).uses == plan(dense, [gpu(24)], RAM).uses
     assert "the experts of the first 48 layers stay in main memory" in plan(mixture, [gpu(24)], RAM, asked).notes
     assert plan(dense, [gpu(1)], RAM).notes[0] == "all layers in main memory: none fits on a GPU"
-    none = plan(dense, [gpu(24)], RAM, Request(gpu_layers=0))
+    none = plan(dense, [gpu(24)], RAM, LlamaRequest(gpu_layers=0))
     assert none.notes[0] == "all layers in main memory: gpu_layers is 0"
 
 
 def test_what_was_asked_for_is_planned_even_if_it_does_not_fit(dense):
-    found = plan(dense, [gpu(4)], RAM, Request(context_tokens=8192, kv_types=("q8_0", None), gpu_layers=33))
+    found = plan(dense, [gpu(4)], RAM, LlamaRequest(context_tokens=8192, kv_types=("q8_0", None), gpu_layers=33))
     options = found.options
     assert (options.gpu_layers, options.context_tokens, options.type_k, options.type_v) == (33, 8192, "q8_0", "f16")
     assert not found.fits
@@ -203,12 +203,12 @@ def test_too_little_main_memory_is_reported(dense):
 
 
 def test_without_a_gpu_a_projector_is_in_main_memory(dense):
-    without, beside = (plan(dense, [], RAM, Request(projector_bytes=size)) for size in (0, GIB))
+    without, beside = (plan(dense, [], RAM, LlamaRequest(projector_bytes=size)) for size in (0, GIB))
     assert beside.uses[0].needed - without.uses[0].needed == GIB
 
 
 def test_drafts_and_projectors_take_their_part(folder, dense):
-    request = Request(context_tokens=4096)
+    request = LlamaRequest(context_tokens=4096)
     alone = plan(dense, [gpu(24)], RAM, request)
     with opened(folder, "QWEN3_06B") as draft:
         size = sum(tensor.nbytes for tensor in draft.tensors.values())
@@ -223,7 +223,7 @@ def test_a_type_that_does_not_fit_the_heads_is_refused(folder):
         open_model(path) as model,
         pytest.raises(ValueError, match="heads of 80 numbers do not fit q8_0, which stores 32"),
     ):
-        plan(model, [], RAM, Request(kv_types=("q8_0", "q8_0")))
+        plan(model, [], RAM, LlamaRequest(kv_types=("q8_0", "q8_0")))
 
 
 def test_the_table_has_a_row_a_place_and_adds_up(dense):
@@ -262,7 +262,7 @@ class Report:
 def test_llama_cpps_figures_correct_the_estimates(dense, monkeypatch, more, gib):
     report = Report(more, "CUDA0")
     monkeypatch.setattr(llama, "dry_run", report)
-    found = plan(dense, [gpu(gib, "CUDA0")], RAM, Request(dry_run=True))
+    found = plan(dense, [gpu(gib, "CUDA0")], RAM, LlamaRequest(dry_run=True))
     assert found.measured and "sizes reported by llama.cpp" in found.notes
     assert found.fits
     if found.options.gpu_layers:
@@ -276,17 +276,17 @@ def test_llama_cpps_figures_correct_the_estimates(dense, monkeypatch, more, gib)
 def test_figures_for_several_gpus_move_layers_between_them(dense, monkeypatch):
     report = Report(2**29, "CUDA0", "CUDA1")
     monkeypatch.setattr(llama, "dry_run", report)
-    found = plan(dense, [gpu(3.5, "CUDA0"), gpu(3.5, "CUDA1")], RAM, Request(context_tokens=4096, dry_run=True))
+    found = plan(dense, [gpu(3.5, "CUDA0"), gpu(3.5, "CUDA1")], RAM, LlamaRequest(context_tokens=4096, dry_run=True))
     assert found.measured and found.fits
     assert found.options.gpu_layers == sum(found.options.tensor_split) < 33
-    expected = plan(dense, [gpu(3), gpu(3)], RAM, Request(context_tokens=4096))
+    expected = plan(dense, [gpu(3), gpu(3)], RAM, LlamaRequest(context_tokens=4096))
     assert found.options == expected.options
 
 
 def test_without_figures_of_these_devices_the_estimates_hold(dense, monkeypatch):
     for report in (lambda *_: {}, Report(0, "CUDA7")):
         monkeypatch.setattr(llama, "dry_run", report)
-        found = plan(dense, [gpu(24, "CUDA0")], RAM, Request(dry_run=True))
+        found = plan(dense, [gpu(24, "CUDA0")], RAM, LlamaRequest(dry_run=True))
         assert not found.measured and "sizes estimated from the file's header" in found.notes
         assert found.uses == plan(dense, [gpu(24)], RAM).uses
 

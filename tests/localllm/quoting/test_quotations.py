@@ -6,7 +6,7 @@ import string
 import pytest
 
 from localllm.quoting.excerpt import Excerpt
-from localllm.quoting.quotations import MAX_BLOCK_CHARS, MAX_QUOTED_CHARS, QuotationChecker, Source
+from localllm.quoting.quotations import MAX_BLOCK_CHARS, MAX_QUOTED_CHARS, QuotationChecker, QuotedSource
 
 SHIPS = """\
 # Ships
@@ -54,7 +54,7 @@ CASES = {
 
 
 def checked(answer: str, size: int) -> tuple[str, QuotationChecker]:
-    checker = QuotationChecker([Source(excerpt) for excerpt in EXCERPTS])
+    checker = QuotationChecker([QuotedSource(excerpt) for excerpt in EXCERPTS])
     shown = "".join(checker.push(answer[at : at + size]) for at in range(0, len(answer), size))
     return shown + checker.flush(), checker
 
@@ -66,7 +66,7 @@ def test_an_answer_is_marked(answer: str, size: int) -> None:
 
 
 def test_nothing_of_a_quotation_is_shown_before_it_is_checked() -> None:
-    checker = QuotationChecker([Source(excerpt) for excerpt in EXCERPTS])
+    checker = QuotationChecker([QuotedSource(excerpt) for excerpt in EXCERPTS])
     assert checker.push('They write "It was') == "They write "
     assert checker.push(" red") == ""
     assert checker.push('" ') == '"It was red" [not in the documents] '

@@ -10,7 +10,7 @@ import pytest
 from localllm.answer.event import AnswerEvent, PartKind
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
-from localllm.remote.connection import Call, Endpoint
+from localllm.remote.connection import Endpoint, RemoteCall
 from localllm.remote.openai import OpenAIServer
 from localllm.remote.stream import RemoteStream
 from localllm.settings import Settings
@@ -50,7 +50,7 @@ def text_of(updates: list[AnswerEvent], kind: PartKind = PartKind.CONTENT) -> st
 
 def working(address: str) -> int:
     """How many of its slots are computing."""
-    slots = Call(Endpoint.parse(address, KEY, path=""), "GET", "/slots")
+    slots = RemoteCall(Endpoint.parse(address, KEY, path=""), "GET", "/slots")
     return sum(slot["is_processing"] for slot in json.loads(b"".join(slots.lines())))
 
 

@@ -15,7 +15,7 @@ from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError, SettingsError
 from localllm.semantic.facts import same_facts
 from localllm.semantic.store import AnswerStore
-from localllm.semantic.threshold import Pair, measure, read_pairs
+from localllm.semantic.threshold import QuestionPair, measure, read_pairs
 from localllm.server.catalog import Catalog
 from localllm.server.loading import MemoryLoader
 from localllm.server.local_models import LocalModels
@@ -164,7 +164,12 @@ def test_other_adapters_and_weights_make_another_scope(tmp_path: Path) -> None:
 def test_the_threshold_keeps_the_rate_of_false_hits() -> None:
     vectors = {"a": vector(1, 0), "b": vector(1, 0.1), "c": vector(1, 0.5), "d": vector(1, 1)}
     vectors |= {"e 1": vector(1, 0), "e 2": vector(1, 0)}
-    pairs = [Pair("a", "b", True), Pair("a", "c", False), Pair("a", "d", True), Pair("e 1", "e 2", False)]
+    pairs = [
+        QuestionPair("a", "b", True),
+        QuestionPair("a", "c", False),
+        QuestionPair("a", "d", True),
+        QuestionPair("e 1", "e 2", False),
+    ]
     found = measure(pairs, lambda texts: np.array([vectors[text] for text in texts]), 0.0)
     assert 0.8944 < found.threshold < 0.8947
     assert (found.same, found.hits, found.different, found.false_hits, found.refused) == (2, 1, 2, 0, 1)

@@ -13,7 +13,7 @@ import pytest
 from localllm.server import bodies, security
 from localllm.server.anthropic import requests as anthropic
 from localllm.server.app import error_body_at
-from localllm.server.bodies import Body, Message, log_ignored, note_ignored
+from localllm.server.bodies import Body, OpenAIMessage, log_ignored, note_ignored
 from localllm.server.json_body import parse_json
 from localllm.server.limits import MAX_JSON_KEYS, MAX_JSON_MEMBERS, MAX_NAMED, MAX_NOTES
 from localllm.server.llama_cpp import completion as llama_cpp
@@ -90,9 +90,9 @@ def test_unknown_options_cost_a_few_lines_and_comparisons(
         ollama.GenerateBody,
         openai.ChatBody,
         anthropic.MessagesBody,
-        llama_cpp.CompletionBody,
+        llama_cpp.LlamaCompletionBody,
         openai.ResponsesBody,
-        Message,
+        OpenAIMessage,
     ],
 )
 def test_unknown_fields_cost_a_few_lines(lines: pytest.LogCaptureFixture, body: type[Body]) -> None:
@@ -110,11 +110,11 @@ def test_a_minute_has_a_bounded_number_of_lines(lines: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     ("body", "fields"),
     [
-        (ollama.ChatBody, {"messages": [{"role": "user", "content": "Hi", "images": [1]}]}),
+        (ollama.OllamaChatBody, {"messages": [{"role": "user", "content": "Hi", "images": [1]}]}),
         (openai.ChatBody, {"messages": [{"role": "user", "content": [1]}]}),
         (anthropic.MessagesBody, {"messages": [{"role": "user", "content": [1]}], "max_tokens": 1}),
         (anthropic.MessagesBody, {"messages": MESSAGES, "system": [1], "max_tokens": 1}),
-        (llama_cpp.CompletionBody, {"prompt": [[None]]}),
+        (llama_cpp.LlamaCompletionBody, {"prompt": [[None]]}),
         (openai.ResponsesBody, {"input": [1]}),
         (openai.ResponsesBody, {"include": [1]}),
         (openai.EmbeddingsBody, {"input": [None]}),

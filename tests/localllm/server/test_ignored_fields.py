@@ -18,7 +18,7 @@ from localllm.server.openai import schema as openai
         (llama_cpp.EmbeddingBody, {"content": "Hi"}),
         (llama_cpp.RerankBody, {"query": "Hi", "documents": ["Ho"]}),
         (ollama.EmbedBody, {"input": "Hi"}),
-        (ollama.EmbeddingsBody, {"prompt": "Hi"}),
+        (ollama.OllamaEmbeddingsBody, {"prompt": "Hi"}),
     ],
 )
 def test_sampling_has_no_effect_on_vectors_and_ranks(

@@ -17,7 +17,7 @@ from localllm.server.bodies import Body, log_ignored
 from localllm.server.json_body import what_is_wrong
 from localllm.server.llama_cpp import completion as llama_cpp
 from localllm.server.ollama.generate import chat_request as ollama_chat
-from localllm.server.ollama.schema import ChatBody as OllamaBody
+from localllm.server.ollama.schema import OllamaChatBody as OllamaBody
 from localllm.server.openai.chat import chat_request
 from localllm.server.openai.completions import completion_requests
 from localllm.server.openai.responses import given_items, responses_request
@@ -50,7 +50,7 @@ def sampling_of(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
     if protocol == "anthropic":
         body = MessagesBody.model_validate({"messages": MESSAGES, "max_tokens": 5, **given})
         return dict(messages_request(body).sampling)
-    return dict(llama_cpp.CompletionBody.model_validate({"prompt": "Hi", **given}).answer_fields()["sampling"])
+    return dict(llama_cpp.LlamaCompletionBody.model_validate({"prompt": "Hi", **given}).answer_fields()["sampling"])
 
 
 PROTOCOLS = ("ollama", "chat", "completions", "responses", "anthropic", "llama.cpp")
@@ -103,7 +103,7 @@ def test_booleans_are_not_numbers(protocol: str, name: str) -> None:
         (ChatBody, {"messages": MESSAGES, "lora": [{"id": True}]}, "lora.0.id"),
         (EmbeddingsBody, {"input": "Hi", "dimensions": True}, "dimensions"),
         (MessagesBody, {"messages": MESSAGES, "max_tokens": True}, "max_tokens"),
-        (llama_cpp.CompletionBody, {"prompt": "Hi", "n_predict": False}, "n_predict"),
+        (llama_cpp.LlamaCompletionBody, {"prompt": "Hi", "n_predict": False}, "n_predict"),
     ],
 )
 def test_no_field_takes_a_boolean_for_a_number(body: type[Body], given: dict[str, Any], place: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from localllm.answer.placeholders import NOTE, without_images
 from localllm.server.anthropic.requests import MessagesBody, messages_request
-from localllm.server.bodies import Message
+from localllm.server.bodies import OpenAIMessage
 from localllm.server.contents import left_out, openai_message, with_few_images
 from localllm.server.openai.items import conversation_of
 from tests.fakes.scripted_model import write_scripted_model
@@ -67,7 +67,7 @@ def test_images_of_tools_are_kept_for_models_that_see(http: httpx.Client) -> Non
         {"type": "text", "text": "Seen:"},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
     ]
-    assert openai_message(Message(role="tool", tool_call_id="t", content=parts))["content"] == kept
+    assert openai_message(OpenAIMessage(role="tool", tool_call_id="t", content=parts))["content"] == kept
     output = [
         {"type": "input_text", "text": "Seen:"},
         {"type": "input_image", "image_url": f"data:image/png;base64,{picture}"},

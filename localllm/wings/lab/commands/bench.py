@@ -13,7 +13,7 @@ from localllm.front.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
     from localllm.settings import Settings
-    from localllm.wings.lab.roofline.report import Report
+    from localllm.wings.lab.roofline.report import BenchReport
     from localllm.wings.lab.roofline.speeds import BenchRequest
 
 
@@ -73,7 +73,7 @@ def _measure(
     counts: "tuple[int | None, ...]",
     request: "BenchRequest",
     status: StatusLine,
-) -> "Report":
+) -> "BenchReport":
     from gguf_io import open_model
     from localllm.speed.expected import main_type
     from localllm.speed.kept import kept_path

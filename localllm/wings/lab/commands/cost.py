@@ -16,7 +16,7 @@ from localllm.front.terminal import StatusLine, answer, note
 from localllm.text import table
 
 if TYPE_CHECKING:
-    from localllm.wings.lab.served import Reading, Receipt, Tokens
+    from localllm.wings.lab.served import Receipt, Tokens, TokensServed
 
 INTERVAL_S = 5.0
 
@@ -101,7 +101,7 @@ def _watched(server: LocalServer, watch: float, watts: float | None) -> _Measure
     return tally.models, time.monotonic() - began, None if meter is None else meter.joules(), unknown
 
 
-def _read(server: LocalServer) -> "Reading":
+def _read(server: LocalServer) -> "TokensServed":
     """Read the server's counters. Raises RequestError."""
     import httpx2
 

@@ -18,7 +18,7 @@ from localllm.text import table
 
 if TYPE_CHECKING:
     from localllm.wings.lab.charts import Chart
-    from localllm.wings.lab.loadtest.session import Session, Source
+    from localllm.wings.lab.loadtest.session import LoadTest, RequestSource
     from localllm.wings.lab.loadtest.trial import Load
 
 MOST_REQUESTS = 100_000
@@ -82,7 +82,7 @@ class Given:
             return ()
         return (ClosedLoop(1),) if self.trace is None else (OpenLoop(None),)
 
-    def source(self, requests: int, seed: int, prompts: Path | None = None) -> "Source":
+    def source(self, requests: int, seed: int, prompts: Path | None = None) -> "RequestSource":
         """The source of requests. prompts: a file with their texts. Raises RequestError for conflicting options."""
         shape = {name: getattr(self, name) for name in ("prompt_tokens", "shared_prefix", "prefixes")}
         if self.trace is not None:
@@ -93,28 +93,28 @@ class Given:
             refuse("--prompts", **shape)
         return self._made_up(seed, prompts)
 
-    def _traced(self, trace: Path, requests: int, seed: int) -> "Source":
-        from localllm.wings.lab.loadtest.session import Source
+    def _traced(self, trace: Path, requests: int, seed: int) -> "RequestSource":
+        from localllm.wings.lab.loadtest.session import RequestSource
         from localllm.wings.lab.workload.traces import read_trace, scaled
 
         for option, value in (("--scale", self.scale), ("--speedup", self.speedup)):
             if value is not None and not 0 < value < float("inf"):
                 raise RequestError(f"{option} is {value}; give a number above 0.")
         rows = scaled(read_trace(trace, requests), self.scale or 1.0, self.speedup or 1.0)
-        return Source(lambda count, _seed: rows[:count], seed)
+        return RequestSource(lambda count, _seed: rows[:count], seed)
 
-    def _made_up(self, seed: int, prompts: Path | None) -> "Source":
+    def _made_up(self, seed: int, prompts: Path | None) -> "RequestSource":
         """Requests of random lengths; with a prompts file, its prompts are sent and only the answer lengths apply."""
-        from localllm.wings.lab.loadtest.session import Source
-        from localllm.wings.lab.workload.requests import Lengths, Shape
+        from localllm.wings.lab.loadtest.session import RequestSource
+        from localllm.wings.lab.workload.requests import Lengths, RequestShape
         from localllm.wings.lab.workload.texts import read_prompts
 
         if self.prefixes is not None and self.shared_prefix is None:
             raise RequestError("--prefixes needs --shared-prefix, their length.")
         prompt = Lengths.parse(self.prompt_tokens or _PROMPT, "--prompt-tokens")
         answers = Lengths.parse(self.answer_tokens or _ANSWER, "--answer-tokens")
-        shape = Shape(prompt, answers, self.shared_prefix or 0, self.prefixes or 1)
-        return Source(shape.requests, seed, read_prompts(prompts) if prompts else ())
+        shape = RequestShape(prompt, answers, self.shared_prefix or 0, self.prefixes or 1)
+        return RequestSource(shape.requests, seed, read_prompts(prompts) if prompts else ())
 
 
 @with_flags(Given.__annotations__, after="prompts")
@@ -161,8 +161,8 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     from localllm.settings import load_settings, read_key
     from localllm.slo import Slo
-    from localllm.wings.lab.loadtest.server import Target
-    from localllm.wings.lab.loadtest.session import Plan, Session
+    from localllm.wings.lab.loadtest.server import LoadTarget
+    from localllm.wings.lab.loadtest.session import LoadTest, TrialPlan
     from localllm.wings.lab.loadtest.trial import Bounds
 
     if api not in (None, "openai", "ollama"):
@@ -177,8 +177,8 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     source = workload.source(requests, seed, prompts)
     settings = load_settings({})
     key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")
-    plan = Plan(
-        Target(url, api, model, raw, _fields(body), key),
+    plan = TrialPlan(
+        LoadTarget(url, api, model, raw, _fields(body), key),
         wanted,
         Bounds(requests, duration, timeout),
         connections,
@@ -186,7 +186,7 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     )
     stopped = False
     with StatusLine() as status:
-        session = Session(plan, source, status.show)
+        session = LoadTest(plan, source, status.show)
         try:
             asyncio.run(session.run())
         except KeyboardInterrupt:
@@ -196,7 +196,7 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _print(session: "Session", as_json: bool, plot: bool, svg: Path | None) -> None:
+def _print(session: "LoadTest", as_json: bool, plot: bool, svg: Path | None) -> None:
     from localllm.wings.lab.loadtest import report
 
     if as_json:

@@ -18,7 +18,7 @@ from localllm.wings.lab.commands import loadtest
 if TYPE_CHECKING:
     from localllm.slo import Slo
     from localllm.wings.lab.simulate.costs import StepTimes
-    from localllm.wings.lab.simulate.experiments import Server
+    from localllm.wings.lab.simulate.experiments import SimulatedServer
     from localllm.wings.lab.simulate.machines import Machine
     from localllm.wings.lab.simulate.shape import ModelShape
     from localllm.wings.lab.simulate.simulation import Simulated
@@ -91,10 +91,10 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     """
     from localllm.slo import Slo
     from localllm.wings.lab.simulate.costs import scaled, shared_by
-    from localllm.wings.lab.simulate.experiments import Server
+    from localllm.wings.lab.simulate.experiments import SimulatedServer
     from localllm.wings.lab.simulate.machines import Link
     from localllm.wings.lab.simulate.runner import PAGE
-    from localllm.wings.lab.simulate.simulation import Batching, Draft, Setup
+    from localllm.wings.lab.simulate.simulation import Batching, Setup, SimulatedDraft
     from localllm.wings.lab.simulate.simulation import simulate as play
 
     if batching not in tuple(Batching):
@@ -117,7 +117,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         batching=Batching(batching),
         chunked_prefill=chunked_prefill,
         prefix_cache=prefix_cache,
-        draft=None if acceptance is None else Draft(scaled(shared, draft_cost), acceptance),
+        draft=None if acceptance is None else SimulatedDraft(scaled(shared, draft_cost), acceptance),
     )
     workload = loadtest.Given.of(given)
     if experiment is not None:
@@ -131,7 +131,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one parameter for each flag
             acceptance=acceptance,
             batching=None if batching == Batching.CONTINUOUS else batching,
         )
-        _experiments(experiment, Server(shape, computer, connection, setup, str(seed)), as_json)
+        _experiments(experiment, SimulatedServer(shape, computer, connection, setup, str(seed)), as_json)
         return
     goal = None if slo is None else Slo.parse(slo)
     wanted = workload.loads()
@@ -207,7 +207,7 @@ def _costs(
     return shape, machine, roofline(shape, machine)
 
 
-def _experiments(name: str, server: "Server", as_json: bool) -> None:
+def _experiments(name: str, server: "SimulatedServer", as_json: bool) -> None:
     from localllm.wings.lab.simulate.experiments import EXPERIMENTS, as_text
 
     if name != "all" and name not in EXPERIMENTS:

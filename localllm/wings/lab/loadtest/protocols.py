@@ -13,7 +13,7 @@ from localllm.wings.lab.workload.texts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TimedJob:
     """A request to send `at` seconds after the beginning, answered by at most `answer_tokens` tokens."""
 
     at: float
@@ -55,7 +55,7 @@ class Protocol(ABC):
         return self.routes[self._raw]
 
     @abstractmethod
-    def body(self, job: Job, stream: bool = True) -> dict[str, Any]:
+    def body(self, job: TimedJob, stream: bool = True) -> dict[str, Any]:
         """A request, greedy unless `extra` says otherwise."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class OpenAI(Protocol):
     models_route = "/v1/models"
     listing = ("data", "id")
 
-    def body(self, job: Job, stream: bool = True) -> dict[str, Any]:
+    def body(self, job: TimedJob, stream: bool = True) -> dict[str, Any]:
         fields = {"model": self.model, **self._prompt(job.prompt), "max_tokens": job.answer_tokens, "temperature": 0}
         streaming = {"stream": True, "stream_options": {"include_usage": True}} if stream else {"stream": False}
         return {**fields, **streaming, **self._extra}
@@ -121,7 +121,7 @@ class Ollama(Protocol):
     models_route = "/api/tags"
     listing = ("models", "name")
 
-    def body(self, job: Job, stream: bool = True) -> dict[str, Any]:
+    def body(self, job: TimedJob, stream: bool = True) -> dict[str, Any]:
         options = {"num_predict": job.answer_tokens, "temperature": 0, **self._extra.get("options", {})}
         raw = {"raw": True} if self._raw else {}
         return {

@@ -8,7 +8,7 @@ from typing import Any
 from localllm.slo import Slo
 from localllm.wings.lab.charts import Chart, Series
 from localllm.wings.lab.latency import Outcome, Percentiles, Summary
-from localllm.wings.lab.loadtest.session import ATTAINED, Knee, Session
+from localllm.wings.lab.loadtest.session import ATTAINED, Knee, LoadTest
 from localllm.wings.lab.loadtest.trial import ClosedLoop, OpenLoop, Trial
 
 Row = tuple[str, ...]
@@ -50,7 +50,7 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def head(session: Session) -> str:
+def head(session: LoadTest) -> str:
     """The model and server, and the latency of one request alone."""
     text = f"{session.model} at {session.plan.target.url} ({session.api})"
     if session.alone is not None:
@@ -59,7 +59,7 @@ def head(session: Session) -> str:
     return text
 
 
-def sentences(session: Session) -> list[str]:
+def sentences(session: LoadTest) -> list[str]:
     """Sentences below the table: throughput of a single trial, the knee, failures, and caveats."""
     slo = session.plan.slo
     lines = throughput(session.trials, slo)
@@ -161,7 +161,7 @@ def _line(trials: Sequence[Trial], field: str, rank: str) -> Series:
     return Series(rank, tuple(points))
 
 
-def as_data(session: Session) -> dict[str, Any]:
+def as_data(session: LoadTest) -> dict[str, Any]:
     """Plain data: times in seconds, rates a second, shares from 0 to 1, null for what is not known."""
     slo = session.plan.slo
     return {

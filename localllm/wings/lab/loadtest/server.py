@@ -14,7 +14,7 @@ from localllm.errors import RequestError, reason
 from localllm.library.names import plain
 from localllm.remote.connection import reachable, refusal
 from localllm.wings.lab.latency import Outcome
-from localllm.wings.lab.loadtest.protocols import PROTOCOLS, Job, Line, Protocol
+from localllm.wings.lab.loadtest.protocols import PROTOCOLS, Line, Protocol, TimedJob
 
 CONNECT_S = 10.0
 LOOKUP_S = 30.0
@@ -24,7 +24,7 @@ CUT_SHORT = "the stream ended before the answer did"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """The user's choice of server. api: a name of PROTOCOLS, None to detect it; model: None for the only one.
 
     extra: fields added to every request.
@@ -38,7 +38,7 @@ class Target:
     key: str | None = None
 
 
-class Server:
+class MeasuredServer:
     """Sends requests over at most `connections` connections. Use it as an asynchronous context, on one event loop.
 
     protocol: set by `look_up`, which comes first.
@@ -48,7 +48,7 @@ class Server:
 
     def __init__(
         self,
-        target: Target,
+        target: LoadTarget,
         connections: int,
         clock: Callable[[], float],
         transport: httpx2.AsyncBaseTransport | None = None,
@@ -93,7 +93,7 @@ class Server:
             return
         raise RequestError(f"{target.url} is not a server of Ollama's or OpenAI's protocol: {refused}.")
 
-    async def count_prompt(self, job: Job, patience_s: float) -> int | None:
+    async def count_prompt(self, job: TimedJob, patience_s: float) -> int | None:
         """The server's count of a prompt's tokens, including the chat template's; None if it reports none.
 
         Raises RequestError if the server does not answer.
@@ -112,7 +112,7 @@ class Server:
         except (ValueError, AttributeError) as error:
             raise RequestError(f"{self._target.url}{protocol.route} does not return an answer.") from error
 
-    async def ask(self, job: Job, began: float, due: float | None, patience_s: float) -> Outcome:
+    async def ask(self, job: TimedJob, began: float, due: float | None, patience_s: float) -> Outcome:
         """Send a request and follow its answer. began: the clock's time from which the outcome counts.
 
         due: when it should be sent, in seconds from then; None means now. Gives up patience_s after `due`. Never raises
@@ -132,7 +132,7 @@ class Server:
             answer.fails(f"the server's response does not follow {self.protocol.name}'s protocol: {strange!r}")
         return answer.outcome(self._clock() - began)
 
-    async def _follow(self, job: Job, began: float, answer: "_Answer") -> None:
+    async def _follow(self, job: TimedJob, began: float, answer: "_Answer") -> None:
         """Send a request and record its lines until the stream ends, so that its connection can serve the next one."""
         protocol, rest = self.protocol, b""
         async with self._client.stream("POST", protocol.route, json=protocol.body(job)) as response:
@@ -212,7 +212,7 @@ def _base(url: str) -> httpx2.URL:
     return parsed.copy_with(host=reachable(parsed.host), path=path)
 
 
-def _chosen(target: Target, names: list[str]) -> str:
+def _chosen(target: LoadTarget, names: list[str]) -> str:
     listed = f"{', '.join(names[:10])}{' ...' if len(names) > 10 else ''}"
     if target.model is not None:
         if plain(target.model) not in map(plain, names):

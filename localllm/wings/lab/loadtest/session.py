@@ -9,10 +9,10 @@ import httpx2
 from localllm.errors import RequestError
 from localllm.slo import Slo
 from localllm.wings.lab.latency import Outcome
-from localllm.wings.lab.loadtest.protocols import Job
-from localllm.wings.lab.loadtest.server import Server, Target
+from localllm.wings.lab.loadtest.protocols import TimedJob
+from localllm.wings.lab.loadtest.server import LoadTarget, MeasuredServer
 from localllm.wings.lab.loadtest.trial import Bounds, Load, OpenLoop, Trial, play
-from localllm.wings.lab.workload.requests import Request, poisson
+from localllm.wings.lab.workload.requests import WorkloadRequest, poisson
 from localllm.wings.lab.workload.texts import Prompt, TokenRatio, text_of, words
 
 ATTAINED = 0.9
@@ -25,7 +25,7 @@ _COUNTED_WORDS = (24, 96)
 
 
 @dataclass(slots=True)
-class Source:
+class RequestSource:
     """Makes the requests of a round. Made-up text differs from round to round, so that no prefix is cached yet.
 
     draw: makes a number of requests from a seed. prompts: texts to send in order instead of made-up ones; they repeat
@@ -33,13 +33,13 @@ class Source:
     so far.
     """
 
-    draw: Callable[[int, str], Sequence[Request]]
+    draw: Callable[[int, str], Sequence[WorkloadRequest]]
     seed: int
     prompts: Sequence[Prompt] = ()
     ratio: TokenRatio | None = None
     sent: int = 0
 
-    def requests(self, count: int, round_number: int, load: Load) -> Sequence[Request]:
+    def requests(self, count: int, round_number: int, load: Load) -> Sequence[WorkloadRequest]:
         """At most `count` requests, at times that fit the load."""
         seed = self._seed(round_number)
         requests = self.draw(count, seed)
@@ -47,11 +47,11 @@ class Source:
             requests = poisson(requests, load.rate, seed)
         return requests
 
-    def job(self, request: Request, round_number: int) -> Job:
+    def job(self, request: WorkloadRequest, round_number: int) -> TimedJob:
         """The request with its text. Call it when sending: the texts of all requests may not fit in memory."""
-        return Job(request.at, self._prompt(request, self._seed(round_number)), request.answer_tokens)
+        return TimedJob(request.at, self._prompt(request, self._seed(round_number)), request.answer_tokens)
 
-    def _prompt(self, request: Request, seed: str) -> Prompt:
+    def _prompt(self, request: WorkloadRequest, seed: str) -> Prompt:
         if self.prompts:
             self.sent += 1
             return self.prompts[(self.sent - 1) % len(self.prompts)]
@@ -63,10 +63,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrialPlan:
     """loads: one trial each; empty to search for the knee, which needs an SLO. connections: the most at once."""
 
-    target: Target
+    target: LoadTarget
     loads: tuple[Load, ...]
     bounds: Bounds
     connections: int
@@ -82,14 +82,14 @@ class Knee:
 
 
 @dataclass(slots=True)
-class Session:
+class LoadTest:
     """A load test and its results so far, which are kept if it is cancelled.
 
     alone: one request on the idle server, after one that warms it up. clock and transport: for tests.
     """
 
-    plan: Plan
-    source: Source
+    plan: TrialPlan
+    source: RequestSource
     tell: Callable[[str], None]
     clock: Callable[[], float] = time.perf_counter
     transport: httpx2.AsyncBaseTransport | None = None
@@ -103,7 +103,7 @@ class Session:
     async def run(self) -> None:
         """Measure. Raises RequestError if the server cannot be measured at all."""
         self.tell("looking up the model")
-        async with Server(self.plan.target, self.plan.connections, self.clock, self.transport) as server:
+        async with MeasuredServer(self.plan.target, self.plan.connections, self.clock, self.transport) as server:
             await server.look_up()
             self.api, self.model = server.protocol.name, server.protocol.model
             if not self.source.prompts:
@@ -114,12 +114,12 @@ class Session:
             if not self.plan.loads:
                 await self._search(server)
 
-    async def _ratio(self, server: Server) -> TokenRatio:
+    async def _ratio(self, server: MeasuredServer) -> TokenRatio:
         """Find the tokens per word from the server's counts for two prompts."""
         counts = []
         for number in _COUNTED_WORDS:
             self.tell("counting tokens; the server may have to load the model first")
-            job = Job(0.0, words(number, f"{self.source.seed} counted"), 1)
+            job = TimedJob(0.0, words(number, f"{self.source.seed} counted"), 1)
             counts.append((number, await server.count_prompt(job, LOAD_S)))
         (short, tokens), (long, more) = counts
         if tokens is None or more is None:
@@ -130,7 +130,7 @@ class Session:
         except ValueError as error:
             raise RequestError(f"{self.plan.target.url} does not count whole prompts: {error}.") from error
 
-    async def _measure_alone(self, server: Server) -> None:
+    async def _measure_alone(self, server: MeasuredServer) -> None:
         """Warm up the server, then send one request to the idle server. Raises RequestError if either fails."""
         for number, request in enumerate(self.source.requests(2, 0, OpenLoop(None))):
             self.tell("one request alone" if number else "warming up")
@@ -139,7 +139,7 @@ class Session:
                 raise RequestError(f"{self.plan.target.url} cannot be measured: {outcome.error}.")
             self.alone = outcome
 
-    async def _trial(self, server: Server, load: Load) -> Trial:
+    async def _trial(self, server: MeasuredServer, load: Load) -> Trial:
         bounds = self.plan.bounds
         number = len(self.trials) + 1
         requests = self.source.requests(bounds.requests, number, load)
@@ -158,7 +158,7 @@ class Session:
         await play(trial, jobs, bounds, server.ask, self.clock, progress)
         return trial
 
-    async def _search(self, server: Server) -> None:
+    async def _search(self, server: MeasuredServer) -> None:
         """Find the highest rate at which enough requests meet the SLO.
 
         Starts with the rate of serving one request at a time, doubles or halves it until one rate meets the SLO and one

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from localllm.slo import Slo
 from localllm.text import counted
 from localllm.wings.lab.latency import Outcome, Summary
-from localllm.wings.lab.loadtest.protocols import Job
+from localllm.wings.lab.loadtest.protocols import TimedJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class Trial:
         return f"stopped; {counted(self.running, 'request')} without a complete answer" if self.running else "stopped"
 
 
-Ask = Callable[[Job, float, float | None, float], Awaitable[Outcome]]
+Ask = Callable[[TimedJob, float, float | None, float], Awaitable[Outcome]]
 """Sends a request; see Server.ask."""
 
 
 async def play(
     trial: Trial,
-    jobs: Iterable[Job],
+    jobs: Iterable[TimedJob],
     bounds: Bounds,
     ask: Ask,
     clock: Callable[[], float],
@@ -86,14 +86,14 @@ async def play(
     """
     began = clock()
 
-    async def one(job: Job, due: float | None) -> None:
+    async def one(job: TimedJob, due: float | None) -> None:
         trial.running += 1
         outcome = await ask(job, began, due, bounds.patience_s)
         trial.running -= 1  # not if cancelled, so that the number of unanswered requests stays known
         trial.outcomes.append(outcome)
         progress()
 
-    async def client(shared: Iterator[Job]) -> None:
+    async def client(shared: Iterator[TimedJob]) -> None:
         for job in shared:
             if clock() - began >= bounds.duration_s:
                 return

@@ -21,7 +21,7 @@ from localllm.speed.formats import measure_formats
 from localllm.speed.work import ModelWork, work_in_header
 from localllm.wings.lab.roofline.decode_step import measure_steps
 from localllm.wings.lab.roofline.limits import LimitProbes
-from localllm.wings.lab.roofline.report import Measure, Report, ThreadReport
+from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadReport
 from localllm.wings.lab.roofline.speeds import BenchRequest, SpeedTest
 from models.errors import kernels_needed
 from models.native_runner import NativeRunner
@@ -35,7 +35,7 @@ Tell = Callable[[str], None]
 
 def bench(
     file: ModelFile, settings: Settings, threads: Sequence[int | None], request: BenchRequest, tell: Tell
-) -> Report:
+) -> BenchReport:
     """Measure a model with each thread count (None: the runner's choice). tell: called with the current activity.
 
     Raises RequestError if the request exceeds the model's context, and what open_runner raises.
@@ -54,7 +54,7 @@ def bench(
     for count in threads:
         report, backend = _bench_threads(file, replace(settings, threads=count), request, tell)
         reports.append(report)
-    return Report(
+    return BenchReport(
         model=file.path.name,
         architecture=file.architecture,
         backend=backend,
@@ -65,7 +65,7 @@ def bench(
     )
 
 
-def bench_limits(threads: Sequence[int | None], rounds: int, tell: Tell) -> Report:
+def bench_limits(threads: Sequence[int | None], rounds: int, tell: Tell) -> BenchReport:
     """Measure this machine's limits without a model, with each thread count (None: the default of models)."""
     others, reports = _others_seconds(), []
     with kernels_needed():
@@ -78,7 +78,7 @@ def bench_limits(threads: Sequence[int | None], rounds: int, tell: Tell) -> Repo
                 if not number:  # the warm-up round
                     probes.forget()
             reports.append(ThreadReport(probes.threads, probes.limits(), (), ()))
-    return Report("", "", "native", str(ISA), rounds, _others_cores(others), tuple(reports))
+    return BenchReport("", "", "native", str(ISA), rounds, _others_cores(others), tuple(reports))
 
 
 def _tune(tell: Tell) -> None:

@@ -16,7 +16,7 @@ _CACHES, _LEAST_BYTES = 4, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MeasuredSpread:
     """Median, lowest and highest value of repeated measurements."""
 
     median: float
@@ -41,9 +41,9 @@ class Spread:
 class Limits:
     """Bytes read from memory per second; int8 and float operations per second. A multiply-add is two operations."""
 
-    read: Spread
-    int8: Spread
-    floats: Spread
+    read: MeasuredSpread
+    int8: MeasuredSpread
+    floats: MeasuredSpread
 
 
 class LimitProbes:
@@ -69,7 +69,7 @@ class LimitProbes:
 
     def limits(self) -> Limits:
         """The limits from all samples. Raises ValueError if there are none."""
-        return Limits(**{name: Spread.of(samples) for name, samples in self._samples.items()})
+        return Limits(**{name: MeasuredSpread.of(samples) for name, samples in self._samples.items()})
 
     def forget(self) -> None:
         """Discard all samples."""

@@ -9,7 +9,7 @@ from localllm.speed.kept import KeptLimits, KeptModel, every_entry, store, this_
 from localllm.speed.work import Work
 from localllm.text import counted, harmless, shortened, table
 from localllm.wings.lab.roofline.decode_step import DecodeStep
-from localllm.wings.lab.roofline.limits import Limits, Spread
+from localllm.wings.lab.roofline.limits import Limits, MeasuredSpread
 
 GIGA = 1e9
 # A larger Spread.deviation between rounds means that the machine was busy.
@@ -31,9 +31,9 @@ class Measure:
     work: Work | None
 
     @property
-    def speed(self) -> Spread:
+    def speed(self) -> MeasuredSpread:
         """Tokens per second."""
-        return Spread.of(self.tokens / seconds for seconds in self.seconds)
+        return MeasuredSpread.of(self.tokens / seconds for seconds in self.seconds)
 
     @property
     def read_rate(self) -> float | None:
@@ -69,7 +69,7 @@ class ThreadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """A benchmark of one model, or of the limits alone; then model is "" and there are no measures.
 
     others_cores: the average number of cores that other programs kept busy during it.
@@ -93,7 +93,7 @@ class Report:
         return any(speed.deviation > LARGE_DEVIATION for speed in speeds)
 
 
-def as_data(report: Report) -> dict[str, Any]:
+def as_data(report: BenchReport) -> dict[str, Any]:
     """Plain data. Rates are in 10^9 bytes or operations per second, shares from 0 to 1; None if unknown."""
     return {
         "model": report.model,
@@ -139,14 +139,14 @@ def _run_data(run: ThreadReport) -> dict[str, Any]:
     }
 
 
-def _in_giga(spread: Spread) -> dict[str, float]:
+def _in_giga(spread: MeasuredSpread) -> dict[str, float]:
     return {name: value / GIGA for name, value in asdict(spread).items()}
 
 
 _HEADINGS = ("threads", "measure", "tok/s", "±", "GB/s", "of read", "GOP/s", "of multiply")
 
 
-def as_text(report: Report) -> str:
+def as_text(report: BenchReport) -> str:
     """The tables, with notes on how to read them."""
     lines = [f"This machine's limits ({report.instruction_set})", ""]
     if rows := [_row(run, measure) for run in report.threads for measure in run.measures]:
@@ -213,7 +213,7 @@ def _formats(run: ThreadReport) -> list[str]:
     return [f"weights, {counted(run.threads, 'thread')}: {', '.join(rates)}; of a prompt {', '.join(prompt)}"]
 
 
-def keep(report: Report, name: str, weights: str) -> None:
+def keep(report: BenchReport, name: str, weights: str) -> None:
     """Store a benchmark's results. name: the model's; weights: the type of most of its weights.
 
     Both are "" if only the limits were measured. Limits replace those of the same thread count; entries of other models

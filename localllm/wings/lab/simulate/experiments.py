@@ -18,18 +18,18 @@ from localllm.wings.lab.simulate.costs import StepTimes, roofline, scaled, share
 from localllm.wings.lab.simulate.machines import Link, Machine
 from localllm.wings.lab.simulate.runner import PAGE
 from localllm.wings.lab.simulate.shape import ModelShape, llama_3_8b, llama_3_70b
-from localllm.wings.lab.simulate.simulation import Batching, Draft, Setup, Simulated, simulate
-from localllm.wings.lab.workload.requests import Lengths, Request, Shape, poisson
+from localllm.wings.lab.simulate.simulation import Batching, Setup, Simulated, SimulatedDraft, simulate
+from localllm.wings.lab.workload.requests import Lengths, RequestShape, WorkloadRequest, poisson
 
 Row = tuple[str, ...]
-_USUAL = Shape(Lengths(128, 384), Lengths(32, 96))
+_USUAL = RequestShape(Lengths(128, 384), Lengths(32, 96))
 _UNBOUNDED = 100_000
 _DRAFT_COST = 0.1
 _ATTAINED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class SimulatedServer:
     """What experiments run on. setup: the user's; each experiment varies the fields that it is about."""
 
     shape: ModelShape
@@ -38,7 +38,7 @@ class Server:
     setup: Setup
     seed: str
 
-    def play(self, requests: Sequence[Request], load: Load, **changed: object) -> Simulated:
+    def play(self, requests: Sequence[WorkloadRequest], load: Load, **changed: object) -> Simulated:
         """Simulate with some fields of the setup changed."""
         return simulate(replace(self.setup, **changed), requests, load, self.seed)  # type: ignore[arg-type]
 
@@ -54,7 +54,7 @@ class Finding:
     found: str
 
 
-def baseline(server: Server) -> Finding:
+def baseline(server: SimulatedServer) -> Finding:
     """One request at a time."""
     requests = _USUAL.requests(100, server.seed)
     times = [each.e2e for each in _answered(server.play(requests, ClosedLoop(1), batching=Batching.NONE))]
@@ -83,7 +83,7 @@ def baseline(server: Server) -> Finding:
     )
 
 
-def batching(server: Server) -> Finding:
+def batching(server: SimulatedServer) -> Finding:
     """Throughput with batches."""
     requests = _USUAL.requests(96, server.seed)
     rows: list[Row] = [("BATCHING", "TOK/S", "TIMES", "TPOT P50 MS", "E2E P50 S", "ROWS/STEP")]
@@ -115,13 +115,13 @@ def batching(server: Server) -> Finding:
     )
 
 
-def prefix(server: Server) -> Finding:
+def prefix(server: SimulatedServer) -> Finding:
     """A long prefix that prompts share."""
     longest = min(1024, server.setup.context // 4)
     rows: list[Row] = [("SHARED", "CACHE", "TTFT P50 MS", "CACHED", "TTFT SAVED", "EXPECTED")]
     last = 0.0
     for shared in (longest // 4, longest // 2, longest):
-        requests = Shape(Lengths(shared + 64, shared + 64), Lengths(16, 16), shared, 1).requests(24, server.seed)
+        requests = RequestShape(Lengths(shared + 64, shared + 64), Lengths(16, 16), shared, 1).requests(24, server.seed)
         ttft: dict[bool, float] = {}
         for cached in (False, True):
             summary = _of(server.play(requests, ClosedLoop(1), prefix_cache=cached))
@@ -143,18 +143,18 @@ def prefix(server: Server) -> Finding:
     )
 
 
-def speculate(server: Server) -> Finding:
+def speculate(server: SimulatedServer) -> Finding:
     """Speculative decoding with a draft model, at several acceptance rates and numbers of clients."""
     setup = server.setup
     drafting = scaled(setup.times, _DRAFT_COST)
-    requests = Shape(Lengths(64, 64), Lengths(128, 128)).requests(16, server.seed)
+    requests = RequestShape(Lengths(64, 64), Lengths(128, 128)).requests(16, server.seed)
     rows: list[Row] = [("CLIENTS", "ACCEPTANCE", "TPOT MS", "FASTER", "ACCEPTED/DRAFTED", "EXPECTED AT BEST")]
     gains: dict[int, float] = {}
     for clients in (1, setup.slots):
         plain = _tpot(server.play(requests, ClosedLoop(clients), draft=None))
         rows.append((str(clients), "no draft", f"{1e3 * plain:.3g}", "1.00", "-", "-"))
         for alpha in (0.5, 0.7, 0.9):
-            played = server.play(requests, ClosedLoop(clients), draft=Draft(drafting, alpha))
+            played = server.play(requests, ClosedLoop(clients), draft=SimulatedDraft(drafting, alpha))
             faster = plain / _tpot(played)
             gains[clients] = faster
             drafted = f"{played.stats.accepted_tokens} of {played.stats.drafted_tokens}"
@@ -171,7 +171,7 @@ def speculate(server: Server) -> Finding:
     )
 
 
-def devices(server: Server) -> Finding:
+def devices(server: SimulatedServer) -> Finding:
     """Several devices: a stated model."""
     setup = server.setup
     requests = _USUAL.requests(48, server.seed)
@@ -197,7 +197,7 @@ def devices(server: Server) -> Finding:
     )
 
 
-def breaking(server: Server) -> Finding:
+def breaking(server: SimulatedServer) -> Finding:
     """Increasing load."""
     setup = server.setup
     requests = _USUAL.requests(100, server.seed)
@@ -227,7 +227,7 @@ def breaking(server: Server) -> Finding:
     )
 
 
-def size(server: Server) -> Finding:
+def size(server: SimulatedServer) -> Finding:
     """Models that are too large."""
     machine = server.machine
     shapes = [llama_3_8b(), llama_3_8b(16), llama_3_70b(), llama_3_70b(16)]
@@ -261,7 +261,7 @@ def size(server: Server) -> Finding:
     )
 
 
-EXPERIMENTS: dict[str, Callable[[Server], Finding]] = {
+EXPERIMENTS: dict[str, Callable[[SimulatedServer], Finding]] = {
     "baseline": baseline,
     "batching": batching,
     "prefix": prefix,

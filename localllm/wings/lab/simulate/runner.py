@@ -51,7 +51,7 @@ def next_token(token: int) -> int:
 
 
 @dataclass(slots=True)
-class Use:
+class RunnerUse:
     """A runner's work so far. Seconds are virtual.
 
     kv_seconds: integral over time of the share of pages that a step's sequences hold. kv_peak: the highest share.
@@ -89,7 +89,7 @@ class SimulatedRunner:
         self._references = [0] * pages
         self._free = list(range(pages - 1, -1, -1))
         self._next = 0
-        self.use = Use()
+        self.use = RunnerUse()
 
     def pages_free(self) -> int:
         return len(self._free)

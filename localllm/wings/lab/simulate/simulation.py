@@ -19,8 +19,8 @@ from localllm.errors import LocalLLMError
 from localllm.wings.lab.latency import Outcome
 from localllm.wings.lab.loadtest.trial import ClosedLoop, Load, Trial
 from localllm.wings.lab.simulate.costs import StepTimes
-from localllm.wings.lab.simulate.runner import VOCABULARY, SimulatedRunner, SimulatedVocabulary, Use, VirtualClock
-from localllm.wings.lab.workload.requests import Request
+from localllm.wings.lab.simulate.runner import VOCABULARY, RunnerUse, SimulatedRunner, SimulatedVocabulary, VirtualClock
+from localllm.wings.lab.workload.requests import WorkloadRequest
 
 _GREEDY = SamplingParams(temperature=0)
 _BLOCKS_KEPT = 256
@@ -36,7 +36,7 @@ class Batching(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class SimulatedDraft:
     """A draft model. acceptance: the probability that a drafted token is accepted if all before it are."""
 
     times: StepTimes
@@ -59,7 +59,7 @@ class Setup:
     batching: Batching = Batching.CONTINUOUS
     chunked_prefill: bool = True
     prefix_cache: bool = True
-    draft: Draft | None = None
+    draft: SimulatedDraft | None = None
     travel: float = 0.0
 
 
@@ -70,7 +70,7 @@ class Simulated:
     load: Load
     outcomes: tuple[Outcome, ...]
     seconds: float
-    use: Use
+    use: RunnerUse
     stats: EngineStats
     queue: tuple[tuple[float, int], ...]
 
@@ -128,7 +128,7 @@ class _WholePrompts(ChunkSize):
 
 def simulate(
     setup: Setup,
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     load: Load,
     seed: str,
     clock: VirtualClock | None = None,
@@ -147,7 +147,7 @@ class _Simulation:
     def __init__(
         self,
         setup: Setup,
-        requests: Sequence[Request],
+        requests: Sequence[WorkloadRequest],
         load: Load,
         seed: str,
         clock: VirtualClock,
@@ -194,7 +194,7 @@ class _Simulation:
                 self._clock.advance(max(self._due[0][0] - self._clock(), 0.0))
         stats = self._engine.stats()
         self._engine.check_integrity()
-        use = self._runner.use if isinstance(self._runner, SimulatedRunner) else Use()
+        use = self._runner.use if isinstance(self._runner, SimulatedRunner) else RunnerUse()
         return Simulated(self._load, tuple(self._outcomes), self._clock(), use, stats, tuple(self._queue))
 
     def _runner_of(self, times: StepTimes, accuracy: float) -> SimulatedRunner:
@@ -223,7 +223,7 @@ class _Simulation:
             else:
                 self._visits.append(_Visit(due, self._clock(), stream))
 
-    def _asked(self, request: Request, number: int) -> GenerationRequest:
+    def _asked(self, request: WorkloadRequest, number: int) -> GenerationRequest:
         prompt: list[int] = []
         for block in request.blocks:
             prompt += _tokens(f"{self._seed} {block.identity}", block.tokens)

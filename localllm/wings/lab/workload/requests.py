@@ -20,7 +20,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WorkloadRequest:
     """at: seconds from the beginning. Prompts that begin with the same blocks share that prefix."""
 
     at: float
@@ -59,7 +59,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RequestShape:
     """Requests of random lengths. The first `shared` tokens of each prompt are one of `groups` prefixes."""
 
     prompt: Lengths
@@ -74,18 +74,18 @@ class Shape:
                 "Make prompts longer or the prefix shorter."
             )
 
-    def requests(self, count: int, seed: str) -> list[Request]:
+    def requests(self, count: int, seed: str) -> list[WorkloadRequest]:
         """`count` requests that are all due at once."""
         dice = random.Random(seed)
         return [self._request(number, dice) for number in range(count)]
 
-    def _request(self, number: int, dice: random.Random) -> Request:
+    def _request(self, number: int, dice: random.Random) -> WorkloadRequest:
         own = Block(f"own {number}", self.prompt.draw(dice) - self.shared)
         prefix = [Block(f"shared {dice.randrange(self.groups)}", self.shared)] if self.shared else []
-        return Request(0.0, (*prefix, own), self.answer.draw(dice))
+        return WorkloadRequest(0.0, (*prefix, own), self.answer.draw(dice))
 
 
-def poisson(requests: Sequence[Request], rate: float, seed: str) -> list[Request]:
+def poisson(requests: Sequence[WorkloadRequest], rate: float, seed: str) -> list[WorkloadRequest]:
     """The same requests with Poisson arrivals of `rate` a second on average; the first is due at once."""
     dice, at, placed = random.Random(f"{seed} arrivals"), 0.0, []
     for request in requests:

@@ -8,7 +8,7 @@ from typing import Any
 
 from localllm.errors import RequestError
 from localllm.files import read_text
-from localllm.wings.lab.workload.requests import Request
+from localllm.wings.lab.workload.requests import WorkloadRequest
 
 Prompt = str | list[dict[str, Any]]
 """A text, or a conversation's messages in OpenAI's format."""
@@ -46,7 +46,7 @@ def words(count: int, seed: str) -> str:
     return " ".join(random.Random(seed).choices(_WORDS, k=count))
 
 
-def text_of(request: Request, ratio: TokenRatio, seed: str) -> str:
+def text_of(request: WorkloadRequest, ratio: TokenRatio, seed: str) -> str:
     """A prompt of about the request's number of tokens, including the template's.
 
     With the same seed, equal blocks become equal text, so that requests share prefixes as their blocks do.

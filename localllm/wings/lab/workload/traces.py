@@ -17,18 +17,18 @@ from typing import Any
 
 from localllm.errors import RequestError
 from localllm.files import read_text
-from localllm.wings.lab.workload.requests import Block, Request
+from localllm.wings.lab.workload.requests import Block, WorkloadRequest
 
 MOONCAKE_BLOCK = 512
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def read_trace(path: Path, most: int | None = None) -> list[Request]:
+def read_trace(path: Path, most: int | None = None) -> list[WorkloadRequest]:
     """The first `most` requests of a trace in either format, the first of them due at once.
 
     Raises RequestError naming file and line.
     """
-    requests: list[Request] = []
+    requests: list[WorkloadRequest] = []
     lines = StringIO(read_text(path, pipes=True))
     head = lines.readline()
     lines.seek(0)
@@ -42,10 +42,10 @@ def read_trace(path: Path, most: int | None = None) -> list[Request]:
     return [replace(request, at=request.at - first) for request in requests]
 
 
-def _parsed(lines: Iterable[str], head: str, path: Path) -> Iterator[tuple[int, Request]]:
+def _parsed(lines: Iterable[str], head: str, path: Path) -> Iterator[tuple[int, WorkloadRequest]]:
     if head.lstrip().startswith("{"):
         rows: Iterator[tuple[int, Any]] = enumerate(lines, 1)
-        parse: Callable[[int, Any], Request] = _mooncake
+        parse: Callable[[int, Any], WorkloadRequest] = _mooncake
     else:
         table = csv.DictReader(lines)
         if not set(_AZURE) <= set(table.fieldnames or ()):
@@ -61,14 +61,14 @@ def _parsed(lines: Iterable[str], head: str, path: Path) -> Iterator[tuple[int, 
             raise RequestError(f"{path}, line {number}: not a request of a trace ({error!r}).") from error
 
 
-def _azure(number: int, row: dict[str, str]) -> Request:
+def _azure(number: int, row: dict[str, str]) -> WorkloadRequest:
     prompt, answer = int(row["ContextTokens"]), int(row["GeneratedTokens"])
     time = datetime.fromisoformat(row["TIMESTAMP"])
     at = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-    return _checked(Request(at, (Block(f"own {number}", prompt),), answer))
+    return _checked(WorkloadRequest(at, (Block(f"own {number}", prompt),), answer))
 
 
-def _mooncake(_number: int, line: str) -> Request:
+def _mooncake(_number: int, line: str) -> WorkloadRequest:
     row = json.loads(line)
     left, blocks = int(row["input_length"]), []
     for identity in row["hash_ids"]:
@@ -76,19 +76,19 @@ def _mooncake(_number: int, line: str) -> Request:
         left -= blocks[-1].tokens
     if left > 0:
         raise ValueError(f"hash_ids end {left} tokens before the prompt does")
-    return _checked(Request(float(row["timestamp"]) / 1000, tuple(blocks), int(row["output_length"])))
+    return _checked(WorkloadRequest(float(row["timestamp"]) / 1000, tuple(blocks), int(row["output_length"])))
 
 
-def _checked(request: Request) -> Request:
+def _checked(request: WorkloadRequest) -> WorkloadRequest:
     if min((block.tokens for block in request.blocks), default=0) < 1 or request.answer_tokens < 0:
         raise ValueError("lengths below 1")
     return request
 
 
-def scaled(requests: Sequence[Request], shorter: float = 1.0, faster: float = 1.0) -> list[Request]:
+def scaled(requests: Sequence[WorkloadRequest], shorter: float = 1.0, faster: float = 1.0) -> list[WorkloadRequest]:
     """The same trace with lengths divided by `shorter` (to one token at least), and times by `faster`."""
     return [
-        Request(
+        WorkloadRequest(
             request.at / faster,
             tuple(Block(block.identity, max(1, round(block.tokens / shorter))) for block in request.blocks),
             max(1, round(request.answer_tokens / shorter)),

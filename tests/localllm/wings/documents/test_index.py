@@ -13,7 +13,7 @@ from localllm.errors import RequestError
 from localllm.settings import indexes_folder
 from localllm.wings.documents import index as index_module
 from localllm.wings.documents.database import index_path
-from localllm.wings.documents.index import DocumentIndex, Report
+from localllm.wings.documents.index import DocumentIndex, IndexReport
 from localllm.wings.documents.search import find_excerpts
 from tests.pdf_files import pdf_of
 
@@ -224,7 +224,7 @@ def test_an_interrupted_update_resumes(folder: Path, monkeypatch: pytest.MonkeyP
         assert index.update().read == 1
 
 
-def _index(folder: Path) -> Report:
+def _index(folder: Path) -> IndexReport:
     with DocumentIndex(folder) as index:
         return index.update()
 

@@ -6,7 +6,7 @@ import pytest
 
 from localllm.errors import RequestError
 from localllm.wings.lab.energy import EnergyMeter, EnergyUnknownError
-from localllm.wings.lab.served import Prices, Reading, Receipt, Tally, Tokens, read_metrics
+from localllm.wings.lab.served import Prices, Receipt, Tally, Tokens, TokensServed, read_metrics
 
 METRICS = """# HELP localllm_ttft_seconds Submission to first token.
 # TYPE localllm_ttft_seconds histogram
@@ -28,11 +28,11 @@ localllm_prefix_hit_tokens_total{model="a",tier="disk"} 5.0
 
 
 def test_counters_are_added_up_by_model() -> None:
-    assert read_metrics(METRICS) == Reading({"a": Tokens(100, 25, 40), "b": Tokens(prompt=7)}, 7200)
+    assert read_metrics(METRICS) == TokensServed({"a": Tokens(100, 25, 40), "b": Tokens(prompt=7)}, 7200)
 
 
 def test_a_server_that_has_served_nothing() -> None:
-    assert read_metrics("localllm_tasks 3.0\n") == Reading({}, None)
+    assert read_metrics("localllm_tasks 3.0\n") == TokensServed({}, None)
 
 
 @pytest.mark.parametrize("text", ["", "vllm:prompt_tokens_total 3\n", "<html></html>\n"])
@@ -42,13 +42,13 @@ def test_other_metrics_are_refused(text: str) -> None:
 
 
 def test_a_tally_follows_unloaded_and_restarted_models() -> None:
-    tally = Tally(Reading({"a": Tokens(100, 0, 10)}, None))
-    tally.add(Reading({"a": Tokens(130, 10, 15)}, None))
+    tally = Tally(TokensServed({"a": Tokens(100, 0, 10)}, None))
+    tally.add(TokensServed({"a": Tokens(130, 10, 15)}, None))
     assert tally.models == {"a": Tokens(30, 10, 5)}
-    tally.add(Reading({}, None))  # unloaded
-    tally.add(Reading({"a": Tokens(20, 0, 2), "b": Tokens(5, 0, 1)}, None))  # and loaded again
+    tally.add(TokensServed({}, None))  # unloaded
+    tally.add(TokensServed({"a": Tokens(20, 0, 2), "b": Tokens(5, 0, 1)}, None))  # and loaded again
     assert tally.models == {"a": Tokens(50, 10, 7), "b": Tokens(5, 0, 1)}
-    tally.add(Reading({"a": Tokens(4, 0, 1), "b": Tokens(5, 0, 1)}, None))  # restarted between two readings
+    tally.add(TokensServed({"a": Tokens(4, 0, 1), "b": Tokens(5, 0, 1)}, None))  # restarted between two readings
     assert tally.models == {"a": Tokens(54, 10, 8), "b": Tokens(5, 0, 1)}
 
 

@@ -8,24 +8,26 @@ import pytest
 from localllm.errors import RequestError
 from localllm.slo import Slo
 from localllm.wings.lab.loadtest.report import as_data, charts, head, rows, sentences
-from localllm.wings.lab.loadtest.server import Target
-from localllm.wings.lab.loadtest.session import Plan, Session, Source
+from localllm.wings.lab.loadtest.server import LoadTarget
+from localllm.wings.lab.loadtest.session import LoadTest, RequestSource, TrialPlan
 from localllm.wings.lab.loadtest.trial import Bounds, ClosedLoop, Load, OpenLoop
-from localllm.wings.lab.workload.requests import Block, Lengths, Request, Shape
+from localllm.wings.lab.workload.requests import Block, Lengths, RequestShape, WorkloadRequest
 from tests.localllm.wings.lab.virtual_time import TimedServer, now, run
 
-TARGET = Target("http://server:1", None, None, raw=False, extra={})
-FIVE = Shape(Lengths(20, 40), Lengths(5, 5)).requests  # 0.5 s, and four tokens 0.125 s apart: a second each
+TARGET = LoadTarget("http://server:1", None, None, raw=False, extra={})
+FIVE = RequestShape(Lengths(20, 40), Lengths(5, 5)).requests  # 0.5 s, and four tokens 0.125 s apart: a second each
 
 
-def session(*loads: Load, source: Source | None = None, slo: Slo | None = None, **bounds: Any) -> Session:
+def session(*loads: Load, source: RequestSource | None = None, slo: Slo | None = None, **bounds: Any) -> LoadTest:
     """requests, duration_s, patience_s, connections: as in Bounds and Plan."""
     connections = bounds.pop("connections", 64)
     limits = Bounds(**{"requests": 8, "duration_s": 1e6, "patience_s": 1e5, **bounds})
-    return Session(Plan(TARGET, loads, limits, connections, slo), source or Source(FIVE, 1), lambda _: None)
+    return LoadTest(
+        TrialPlan(TARGET, loads, limits, connections, slo), source or RequestSource(FIVE, 1), lambda _: None
+    )
 
 
-def measure(session: Session, server: TimedServer) -> Session:
+def measure(session: LoadTest, server: TimedServer) -> LoadTest:
     async def main() -> None:
         session.clock, session.transport = now, server
         await session.run()
@@ -71,8 +73,10 @@ def test_open_loop_queues_as_arrivals_say() -> None:
 
 
 def test_a_trace_keeps_the_times_it_recorded() -> None:
-    trace = [Request(at, (Block(f"own {at}", 20),), 1) for at in (0.0, 0.25, 7.0)]
-    done = measure(session(OpenLoop(None), source=Source(lambda count, _: trace[:count], 0)), TimedServer(slots=9))
+    trace = [WorkloadRequest(at, (Block(f"own {at}", 20),), 1) for at in (0.0, 0.25, 7.0)]
+    done = measure(
+        session(OpenLoop(None), source=RequestSource(lambda count, _: trace[:count], 0)), TimedServer(slots=9)
+    )
     assert [outcome.due for outcome in done.trials[0].outcomes] == [0.0, 0.25, 7.0]
     assert done.trials[0].planned == 3
 
@@ -157,8 +161,8 @@ def test_a_search_without_a_knee_ends(slo: Slo, said: str) -> None:
 
 def test_prompts_have_the_wanted_tokens_and_new_text_in_each_trial() -> None:
     server = TimedServer()
-    shape = Shape(Lengths(30, 30), Lengths(1, 1), shared=10, groups=1)
-    done = measure(session(ClosedLoop(1), ClosedLoop(2), source=Source(shape.requests, 1)), server)
+    shape = RequestShape(Lengths(30, 30), Lengths(1, 1), shared=10, groups=1)
+    done = measure(session(ClosedLoop(1), ClosedLoop(2), source=RequestSource(shape.requests, 1)), server)
     assert {outcome.prompt_tokens for trial in done.trials for outcome in trial.outcomes} == {30}
     texts = [body["messages"][0]["content"] for _, _, body in server.asked[4:]]
     assert len(set(texts)) == 16
@@ -170,7 +174,7 @@ def test_prompts_have_the_wanted_tokens_and_new_text_in_each_trial() -> None:
 
 def test_prompts_of_a_file_are_sent_in_their_order() -> None:
     server = TimedServer()
-    source = Source(FIVE, 0, [[{"role": "user", "content": name}] for name in "abc"])
+    source = RequestSource(FIVE, 0, [[{"role": "user", "content": name}] for name in "abc"])
     measure(session(ClosedLoop(1), source=source, requests=4), server)
     sent = [body["messages"][0]["content"] for _, _, body in server.asked]
     assert sent == list("ab" + "cabc")

@@ -7,11 +7,11 @@ import httpx2
 import pytest
 
 from localllm.errors import RequestError
-from localllm.wings.lab.loadtest.protocols import Job, Line, Ollama, OpenAI, Protocol
-from localllm.wings.lab.loadtest.server import Server, Target
+from localllm.wings.lab.loadtest.protocols import Line, Ollama, OpenAI, Protocol, TimedJob
+from localllm.wings.lab.loadtest.server import LoadTarget, MeasuredServer
 from tests.localllm.wings.lab.virtual_time import now, run
 
-JOB = Job(0.0, "Hello", 7)
+JOB = TimedJob(0.0, "Hello", 7)
 OPENAI, OLLAMA = OpenAI("m", False, {}), Ollama("m", False, {})
 
 
@@ -82,7 +82,7 @@ def test_raw_requests() -> None:
     assert (openai.route, openai.body(JOB, stream=False)["prompt"]) == ("/v1/completions", "Hello")
     assert (ollama.route, ollama.body(JOB)["raw"], ollama.body(JOB)["prompt"]) == ("/api/generate", True, "Hello")
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    assert openai.body(Job(0.0, messages, 1))["prompt"] == "a\nb"
+    assert openai.body(TimedJob(0.0, messages, 1))["prompt"] == "a\nb"
 
 
 def test_further_fields_win() -> None:
@@ -122,8 +122,8 @@ TAGS = {"/api/tags": httpx2.Response(200, json={"models": [{"name": "one:latest"
 
 def found(answers: dict[str, Any], **target: Any) -> Protocol:
     async def main() -> Protocol:
-        given = Target(**{"url": "server:1", "api": None, "model": None, "raw": False, "extra": {}, **target})
-        async with Server(given, 1, now, Scripted(answers)) as server:
+        given = LoadTarget(**{"url": "server:1", "api": None, "model": None, "raw": False, "extra": {}, **target})
+        async with MeasuredServer(given, 1, now, Scripted(answers)) as server:
             await server.look_up()
             return server.protocol
 
@@ -133,8 +133,8 @@ def found(answers: dict[str, Any], **target: Any) -> Protocol:
 def asked(parts: list[bytes]) -> Any:
     async def main() -> Any:
         scripted = Scripted({**MODELS, "/v1/chat/completions": parts})
-        target = Target("http://server/v1", None, "one", False, {}, key="secret")
-        async with Server(target, 1, now, scripted) as server:
+        target = LoadTarget("http://server/v1", None, "one", False, {}, key="secret")
+        async with MeasuredServer(target, 1, now, scripted) as server:
             await server.look_up()
             outcome = await server.ask(JOB, 0.0, None, 9.0)
         assert set(scripted.keys) == {"Bearer secret"}

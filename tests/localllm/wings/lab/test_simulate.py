@@ -11,13 +11,13 @@ from localllm.wings.lab.formulas import serving, speed
 from localllm.wings.lab.latency import Outcome
 from localllm.wings.lab.loadtest.trial import ClosedLoop, OpenLoop
 from localllm.wings.lab.simulate.costs import Curve, StepTimes, made_of, roofline, shared_by
-from localllm.wings.lab.simulate.experiments import EXPERIMENTS, Server, as_text
+from localllm.wings.lab.simulate.experiments import EXPERIMENTS, SimulatedServer, as_text
 from localllm.wings.lab.simulate.fit import engine_overhead, measure
 from localllm.wings.lab.simulate.machines import Link, Machine, named
 from localllm.wings.lab.simulate.runner import PAGE, SimulatedRunner, SimulatedVocabulary, VirtualClock, next_token
 from localllm.wings.lab.simulate.shape import ModelShape, llama_3_8b
-from localllm.wings.lab.simulate.simulation import Batching, Draft, Setup, Simulated, simulate
-from localllm.wings.lab.workload.requests import Block, Request
+from localllm.wings.lab.simulate.simulation import Batching, Setup, Simulated, SimulatedDraft, simulate
+from localllm.wings.lab.workload.requests import Block, WorkloadRequest
 from tests.fakes.fake_runner import FakeRunner
 
 # A step takes 9 ms and 1 ms per row, 2 ms for logits, and 10 us for each stored token that a sequence reads.
@@ -26,12 +26,12 @@ SETUP = Setup(TIMES, pages=1000, context=4096)
 AT_ONCE = replace(SETUP, chunked_prefill=False)
 
 
-def request(name: str, prompt: int, answer: int, at: float = 0.0, shared: int = 0) -> Request:
+def request(name: str, prompt: int, answer: int, at: float = 0.0, shared: int = 0) -> WorkloadRequest:
     prefix = (Block("shared", shared),) if shared else ()
-    return Request(at, (*prefix, Block(name, prompt - shared)), answer)
+    return WorkloadRequest(at, (*prefix, Block(name, prompt - shared)), answer)
 
 
-def play(setup: Setup, *requests: Request) -> Simulated:
+def play(setup: Setup, *requests: WorkloadRequest) -> Simulated:
     return simulate(setup, requests, OpenLoop(None), "seed")
 
 
@@ -133,7 +133,7 @@ def test_a_prompt_beyond_the_context_is_refused() -> None:
 
 
 def test_a_perfect_draft_model_makes_decoding_faster() -> None:
-    draft = Draft(StepTimes(Curve(((1, 0.0001),)), Curve(((1, 0.0001),))), 1.0)
+    draft = SimulatedDraft(StepTimes(Curve(((1, 0.0001),)), Curve(((1, 0.0001),))), 1.0)
     flat = replace(AT_ONCE, times=StepTimes(Curve(((1, 0.010),)), Curve(((1, 0.0),))))
     plain, drafted = (play(setup, request("a", 20, 101)) for setup in (flat, replace(flat, draft=draft)))
     assert plain.outcomes[0].e2e == pytest.approx(101 * 0.010)
@@ -277,7 +277,7 @@ def test_experiments_run(name: str) -> None:
     shape: ModelShape = llama_3_8b()
     machine = named("RTX 4090")
     setup = Setup(roofline(shape, machine), shape.pages(machine.memory, PAGE), shape.context)
-    finding = EXPERIMENTS[name](Server(shape, machine, Link(25e9, 1e-5), setup, "1"))
+    finding = EXPERIMENTS[name](SimulatedServer(shape, machine, Link(25e9, 1e-5), setup, "1"))
     assert len(finding.rows) > 3 and {len(row) for row in finding.rows} == {len(finding.rows[0])}
     cells = {head: [row[at] for row in finding.rows[1:]] for at, head in enumerate(finding.rows[0])}
     match name:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import RequestError
-from localllm.wings.lab.workload.requests import Block, Lengths, Request, Shape, poisson
+from localllm.wings.lab.workload.requests import Block, Lengths, RequestShape, WorkloadRequest, poisson
 from localllm.wings.lab.workload.texts import TokenRatio, read_prompts, text_of, words
 from localllm.wings.lab.workload.traces import read_trace, scaled
 
@@ -104,7 +104,7 @@ def test_real_traces(data_dir: Path) -> None:
 
 
 def test_shapes_draw_lengths_and_prefixes() -> None:
-    shape = Shape(Lengths(20, 30), Lengths(5, 5), shared=8, groups=3)
+    shape = RequestShape(Lengths(20, 30), Lengths(5, 5), shared=8, groups=3)
     requests = shape.requests(200, "a seed")
     assert {request.answer_tokens for request in requests} == {5}
     assert {request.prompt_tokens for request in requests} == set(range(20, 31))
@@ -123,11 +123,11 @@ def test_lengths_are_read() -> None:
 
 def test_a_prefix_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(RequestError, match="shared prefix of 20 tokens leaves nothing"):
-        Shape(Lengths(20, 30), Lengths(1, 1), shared=20)
+        RequestShape(Lengths(20, 30), Lengths(1, 1), shared=20)
 
 
 def test_poisson_arrivals() -> None:
-    placed = poisson([Request(0.0, (), 1)] * 5001, rate=4, seed="s")
+    placed = poisson([WorkloadRequest(0.0, (), 1)] * 5001, rate=4, seed="s")
     gaps = [later.at - earlier.at for earlier, later in pairwise(placed)]
     assert placed[0].at == 0
     # Exponential gaps: mean and standard deviation are both 1 / rate.
@@ -145,14 +145,14 @@ def test_the_ratio_of_tokens_to_words() -> None:
 
 def test_text_has_the_wanted_tokens_and_shares_what_blocks_share() -> None:
     ratio = TokenRatio(1.5, 10)
-    first, second = (Request(0.0, (Block("shared", 30), Block(own, 40)), 1) for own in ("a", "b"))
+    first, second = (WorkloadRequest(0.0, (Block("shared", 30), Block(own, 40)), 1) for own in ("a", "b"))
     # 30 / 1.5 words, and (40 - 10) / 1.5.
     texts = [text_of(request, ratio, "seed").split() for request in (first, second)]
     assert [len(text) for text in texts] == [40, 40]
     assert texts[0][:20] == texts[1][:20]
     assert texts[0][20:] != texts[1][20:]
     assert text_of(first, ratio, "other seed").split()[:20] != texts[0][:20]
-    assert len(text_of(Request(0.0, (Block("a", 2),), 1), ratio, "seed").split()) == 1
+    assert len(text_of(WorkloadRequest(0.0, (Block("a", 2),), 1), ratio, "seed").split()) == 1
     assert len(words(7, "x").split()) == 7
 
 

@@ -21,14 +21,14 @@ from localllm.speed.expected import (
 )
 from localllm.speed.kept import KeptLimits, KeptModel, all_kept, kept_limits, kept_path
 from localllm.speed.work import work_in_header
-from localllm.wings.lab.roofline.limits import Limits, Spread
-from localllm.wings.lab.roofline.report import Measure, Report, ThreadReport, keep
+from localllm.wings.lab.roofline.limits import Limits, MeasuredSpread
+from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadReport, keep
 from models.kv_layout import MAX_ROWS
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 
 READ, INT8, FLOATS = 20e9, 200e9, 100e9
-LIMITS = Limits(*(Spread(rate, rate, rate) for rate in (READ, INT8, FLOATS)))
+LIMITS = Limits(*(MeasuredSpread(rate, rate, rate) for rate in (READ, INT8, FLOATS)))
 HERE = KeptLimits("this", "avx2", 1, "2026-11-23", READ, INT8, FLOATS)
 
 
@@ -47,7 +47,7 @@ def kept_model(name: str, weights: str, read: float, read_rate: float = 10e9) ->
     return KeptModel(name, weights, read, read_rate, 100e9, 50e9, 0.01)
 
 
-def measured(model: Path, decode_s: float, prefill_s: float, threads: int = 1) -> Report:
+def measured(model: Path, decode_s: float, prefill_s: float, threads: int = 1) -> BenchReport:
     """A benchmark with these seconds for 64 decoded tokens and a prompt of 512."""
     with open_model(model) as file:
         work = work_in_header(file)
@@ -55,7 +55,7 @@ def measured(model: Path, decode_s: float, prefill_s: float, threads: int = 1) -
         Measure("prefill 512", 512, 0, (prefill_s,), work.prefill(512, MAX_ROWS)),
         Measure("decode at 0", 64, 0, (decode_s,), work.decode(0, 64)),
     )
-    return Report("m.gguf", "qwen3", "native", "avx2", 1, 0.0, (ThreadReport(threads, LIMITS, measures, ()),))
+    return BenchReport("m.gguf", "qwen3", "native", "avx2", 1, 0.0, (ThreadReport(threads, LIMITS, measures, ()),))
 
 
 def test_a_model_that_was_measured_is_expected_to_be_as_fast(model: Path) -> None:

@@ -13,8 +13,8 @@ from localllm.speed.expected import expected_speed
 from localllm.speed.formats import FormatRates, measure_formats
 from localllm.speed.kept import KeptLimits, KeptModel, kept_limits
 from localllm.speed.work import work_in_header
-from localllm.wings.lab.roofline.limits import Limits, Spread
-from localllm.wings.lab.roofline.report import Measure, Report, ThreadReport, keep
+from localllm.wings.lab.roofline.limits import Limits, MeasuredSpread
+from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadReport, keep
 from models.native_runner import NativeRunner
 from models.needs import native_needs
 from tests.models.architecture_models import MODELS
@@ -92,9 +92,9 @@ def test_rates_are_measured_and_kept(path: Path) -> None:
     assert rates.read.keys() == {*needs.row, *needs.logits}
     assert rates.compute.keys() == needs.row.keys()
     assert min(*rates.read.values(), *rates.compute.values()) > 0
-    spread = Spread(1e9, 1e9, 1e9)
+    spread = MeasuredSpread(1e9, 1e9, 1e9)
     measures = (Measure("decode at 0", 64, 0, (1.0,), work.decode(0, 64)),)
     run = ThreadReport(1, Limits(spread, spread, spread), measures, (), rates)
-    keep(Report("m", "qwen3moe", "native", "avx2", 1, 0.0, (run,)), "m", "F32")
+    keep(BenchReport("m", "qwen3moe", "native", "avx2", 1, 0.0, (run,)), "m", "F32")
     kept = kept_limits(1)
     assert kept is not None and kept.models[0].rates == rates

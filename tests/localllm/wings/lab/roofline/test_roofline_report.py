@@ -8,10 +8,12 @@ import pytest
 from cpu_kernels.recorded_step import Products
 from localllm.speed.work import ModelWork, Work
 from localllm.wings.lab.roofline.decode_step import DecodeStep
-from localllm.wings.lab.roofline.limits import Limits, Spread
-from localllm.wings.lab.roofline.report import Measure, Report, ThreadReport, as_data, as_text
+from localllm.wings.lab.roofline.limits import Limits, MeasuredSpread
+from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadReport, as_data, as_text
 
-LIMITS = Limits(Spread(20e9, 19e9, 21e9), Spread(200e9, 200e9, 200e9), Spread(100e9, 100e9, 100e9))
+LIMITS = Limits(
+    MeasuredSpread(20e9, 19e9, 21e9), MeasuredSpread(200e9, 200e9, 200e9), MeasuredSpread(100e9, 100e9, 100e9)
+)
 
 SPREAD = {
     "type": "object",
@@ -78,25 +80,25 @@ def measure(work: Work | None, seconds: tuple[float, ...] = (5.0, 4.0, 4.0)) -> 
     return Measure("decode at 0", 40, 0, seconds, work)
 
 
-def report(work: Work | None, seconds: tuple[float, ...] = (5.0, 4.0, 4.0)) -> Report:
+def report(work: Work | None, seconds: tuple[float, ...] = (5.0, 4.0, 4.0)) -> BenchReport:
     step = DecodeStep(0, 0.1, {"matrix products": 0.08, "Python": 0.02})
     native = work is not None
     run = ThreadReport(2, LIMITS if native else None, (measure(work, seconds),), (step,) if native else ())
-    return Report("m.gguf", "llama", "native" if native else "llama.cpp", "avx2", len(seconds), 0.25, (run,))
+    return BenchReport("m.gguf", "llama", "native" if native else "llama.cpp", "avx2", len(seconds), 0.25, (run,))
 
 
 def test_a_spread_has_the_middle_and_the_ends() -> None:
-    spread = Spread.of([3.0, 1.0, 2.0, 10.0])
+    spread = MeasuredSpread.of([3.0, 1.0, 2.0, 10.0])
     assert (spread.median, spread.lowest, spread.highest) == (2.5, 1.0, 10.0)
     assert spread.deviation == pytest.approx(4.5 / 2.5)
-    assert Spread.of([0.0]).deviation == 0
+    assert MeasuredSpread.of([0.0]).deviation == 0
     with pytest.raises(ValueError, match="nothing"):
-        Spread.of([])
+        MeasuredSpread.of([])
 
 
 def test_rates_are_the_work_of_a_token_times_tokens_a_second() -> None:
     one = measure(Work(read=1e9, int8=4e9, floats=1e9))
-    assert one.speed == Spread(10.0, 8.0, 10.0)
+    assert one.speed == MeasuredSpread(10.0, 8.0, 10.0)
     assert one.read_rate == 1e10
     assert one.compute_rate == 5e10
     assert one.of_read(LIMITS) == pytest.approx(0.5)
