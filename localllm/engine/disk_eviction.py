@@ -31,7 +31,7 @@ def first_to_go(files: Sequence[StoredFile], kept: Collection[Path] = ()) -> lis
     for path in before:
         way: list[Path] = []
         at: Path | None = path
-        while at is not None and at not in depths and len(way) <= len(files):
+        while at is not None and at not in depths:
             way.append(at)
             depths[at] = _LED_TO_BY_NOTHING  # names in a damaged folder may form a cycle
             at = before[at]

@@ -141,6 +141,32 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     open_model(path).close()
 
 
+LAST_VALUES = {
+    "a number": (u32("a.last", 7), 7),
+    "a text": (text("a.last", "end"), "end"),
+    "an empty text": (text("a.last", ""), ""),
+    "numbers": (array("a.last", U32, 2, struct.pack("<II", 5, 6)), [5, 6]),
+    "no numbers": (array("a.last", U32, 0), []),
+    "texts": (array("a.last", STRING, 2, string("x") + string("yz")), ["x", "yz"]),
+    "an empty text of several": (array("a.last", STRING, 2, string("x") + string("")), ["x", ""]),
+    "texts longer than what is read at once": (
+        array("a.last", STRING, 300, string("x" * 1000) * 300),
+        ["x" * 1000] * 300,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LAST_VALUES)
+def test_a_header_may_end_with_the_file(kind: str, tmp_path: Path) -> None:
+    last, expected = LAST_VALUES[kind]
+    architecture = text("general.architecture", "llama")
+    path = tmp_path / "short.gguf"
+    path.write_bytes(gguf_file([architecture, last])[: 24 + len(architecture) + len(last)])
+    with open_model(path) as model:
+        value = model.metadata["a.last"]
+        assert (value if isinstance(value, str | int | float) else list(value)) == expected
+
+
 def test_header_over_the_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.gguf"
     path.write_bytes(gguf_file([text("a", "x" * 200)]))

@@ -197,3 +197,30 @@ def test_a_grown_end_replaces_the_shorter_one(short_segments: None) -> None:
         (24, 30),
     ]
     assert tier.bytes == 30 * 12
+
+
+def test_long_chains_go_segment_by_segment_from_their_ends(short_segments: None) -> None:
+    tier, old = MemoryTier(4 * 8 * 12), [1] * 32
+    copy(tier, old)
+    left = []
+    for token in (2, 3, 4, 5):
+        copy(tier, [token] * 8)
+        left.append(max((one.useful for one in tier.find(SPACE, old)), default=0))
+        assert tier.holds(SPACE, [token] * 8) and tier.bytes == tier.limit
+    assert left == [24, 16, 8, 0]
+
+
+def test_trunks_that_take_exactly_their_share_all_stay(short_segments: None) -> None:
+    tier = MemoryTier(4 * 8 * 12)
+    trunks = [1] * 8, [2] * 8  # half of the limit
+    for trunk in trunks:
+        copy(tier, trunk)
+        tier.pin(SPACE, trunk)
+    for token in (3, 4, 5, 6):
+        copy(tier, [token] * 8)
+    assert all(tier.holds(SPACE, trunk) for trunk in trunks)
+    copy(tier, [7] * 8)
+    tier.pin(SPACE, [7] * 8)
+    for token in (3, 4, 5, 6):
+        copy(tier, [token] * 8)
+    assert [tier.holds(SPACE, trunk) for trunk in (*trunks, [7] * 8)] == [False, True, True]

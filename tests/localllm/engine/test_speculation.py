@@ -70,6 +70,23 @@ def test_lookup_gives_up_where_guesses_fail_and_asks_no_drafts_to_learn_that() -
     assert length.choose(MAX_DRAFT, cheap, 0.0) == 0
 
 
+def test_chances_of_the_lookup_depend_on_the_streak_of_right_guesses() -> None:
+    length = LookupLength()
+    first = length.chance(0)
+    assert [length.chance(at) for at in (0, 1, 3, 4, 7, 8)] == [0.5, 0.6, 0.6, 0.9, 0.9, 0.95]
+    length.guessed(True)
+    assert length.chance(0) == 0.6, "a streak of one"
+    length.guessed(False)
+    assert first < length.chance(0) < 0.7, "no streak, and one of the guesses without one was right"
+    assert length.chance(1) < 0.6, "the guess after a streak of one was wrong"
+    for _ in range(200):
+        length.guessed(True)
+    assert 0.99 < length.chance(0) < 1
+    for _ in range(200):
+        length.guessed(False)
+    assert 0 < length.chance(0) < 0.01
+
+
 def test_lookup_continues_after_a_match_and_reports_its_draft() -> None:
     lookup = PromptLookup([1, 2, 3, 4, 5, 9, 2, 3, 4, 6, 1, 2, 3])
     assert lookup.draft(3) == [4, 5, 9]

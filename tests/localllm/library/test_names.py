@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 from gguf_io.system import can_name_file
 from localllm.library.errors import LibraryError
 from localllm.library.lookup import name_of_url
-from localllm.library.names import ModelName, quantization_of
+from localllm.library.names import (
+    PREFERRED_QUANTIZATIONS,
+    ModelName,
+    is_projector_name,
+    looks_like_path,
+    preference,
+    quantization_of,
+)
 
 # Names, and the full host/namespace/model:tag according to Ollama's documentation.
 WHOLE = [
@@ -125,3 +132,33 @@ def test_names_that_windows_reserves_are_refused_there(text: str, monkeypatch: p
     monkeypatch.setattr("localllm.library.names.can_name_file", lambda part: can_name_file(part, on_windows=True))
     with pytest.raises(LibraryError, match="Windows"):
         ModelName.parse(text)
+
+
+@pytest.mark.parametrize("text", ["/models/a.gguf", "./a.gguf", "../a", "~/a.gguf", ".hidden"])
+@pytest.mark.parametrize("on_windows", [False, True])
+def test_texts_that_begin_like_paths_are_paths_on_every_system(text: str, on_windows: bool) -> None:
+    assert looks_like_path(text, on_windows)
+
+
+@pytest.mark.parametrize("text", ["C:/models/a.gguf", "d:/a", r"models\a.gguf", r"\\server\share\a.gguf"])
+def test_drives_and_backslashes_make_paths_on_windows_alone(text: str) -> None:
+    assert looks_like_path(text, on_windows=True)
+    assert not looks_like_path(text, on_windows=False)
+
+
+@pytest.mark.parametrize("text", ["qwen3", "qwen3:0.6b", "hf.co/user/repo:Q4_K_M", "localhost:5000/a/b:c", "ab:/c"])
+@pytest.mark.parametrize("on_windows", [False, True])
+def test_names_are_no_paths(text: str, on_windows: bool) -> None:
+    assert not looks_like_path(text, on_windows)
+
+
+def test_projectors_are_recognised_by_their_names() -> None:
+    assert all(map(is_projector_name, ["mmproj-F16.gguf", "gemma-3-4b.MMPROJ-q8_0.gguf", "model-mmproj"]))
+    assert not any(map(is_projector_name, ["gemma-3-4b-Q4_K_M.gguf", "projector.gguf", ""]))
+
+
+def test_quantisations_rank_as_preferred_in_any_case_and_unknown_ones_last() -> None:
+    ranks = [preference(quantization.lower()) for quantization in (*PREFERRED_QUANTIZATIONS, "Q2_K", "")]
+    known = len(PREFERRED_QUANTIZATIONS)
+    assert ranks == [*range(known), known, known]
+    assert (preference("f16", ["BF16", "F16"]), preference("Q4_K_M", ["BF16", "F16"])) == (1, 2)
