@@ -119,7 +119,7 @@ class Table(IntEnum):
 
 
 class TileField(IntEnum):
-    """A tile: its adapter and expert, then TILE rows (int32, -1 for none) and TILE weights (float)."""
+    """A tile: its adapter and expert or head, then TILE rows (int32, -1 for none) and TILE weights (float)."""
 
     ADAPTER = 0
     EXPERT = 1
@@ -130,7 +130,8 @@ class TileField(IntEnum):
 
 class Factors(IntEnum):
     """An adapter's factors for a matrix: addresses of A and B (0 if it does not change it), their rank, the number of
-    ranks / 16 rounded up, bits of a float that multiplies the result, and bytes of an expert's A and B.
+    ranks / 16 rounded up, bits of a float that multiplies the result, and bytes of an expert's A and B (0 if all share
+    one).
     """
 
     A = 0
@@ -454,6 +455,45 @@ def look_up(op: int, step: int, thread: int, threads: int) -> None:
                         ranks = load_f16(field(own, Factors.A) + (token * parts + part) * 2 * LANES)
                         store_f32(out + (part * TILE + lane) * LANES * 4, ranks)
         first, last = next_share(op, step, tiles, thread, threads)
+
+
+class TileHeads(Arguments):
+    """Arguments of tile_heads."""
+
+    table: int  # out: Table of slots; PARTS and AREA are the step's
+    heads: int
+
+
+_HEADS = indices_of(TileHeads)
+
+
+def _tile_heads_samples() -> Iterator[Sample]:
+    for rows, width in ((1, 1), (6, 4)):
+        s = Sample(rows=rows, width=width)
+        s.step({Step.ADAPTERS: s.array(_sample_tiles(rows, True, 4096, 8192), np.int64)})
+        yield s.arguments(s.zeros(Table.TILES + 3 * 2 * TileField.SIZE, np.int64), 3)
+
+
+@kernel(TileHeads, _tile_heads_samples)
+def tile_heads(op: int, step: int, thread: int, threads: int) -> None:
+    """Give each head the tiles of the rows, on its slots (see cpu_kernels.latents), on one thread."""
+    rows = field(step, Step.ADAPTERS)
+    if thread != 0 or rows == 0:
+        return
+    table, heads, width = argument(op, _HEADS.table), argument(op, _HEADS.heads), stage_width(op, step)
+    count, slots = field(rows, Table.COUNT), (stage_rows(op, step) + width - 1) // width * width
+    for head in range(heads):
+        for index in range(count):
+            tile, new = _tile(rows, index), _tile(table, head * count + index)
+            for part in range(TileField.SIZE):
+                put_i64(new + 8 * part, field(tile, part))
+            put_i64(new + 8 * TileField.EXPERT, head)
+            for lane in range(TILE):
+                if _row(tile, lane) >= 0:
+                    put_i32(new + 8 * TileField.ROWS + 4 * lane, head * slots + _row(tile, lane))
+    for index in range(Table.TILES):
+        put_i64(table + 8 * index, field(rows, index))
+    put_i64(table + 8 * Table.COUNT, heads * count)
 
 
 class TileSlots(Arguments):

@@ -1,7 +1,8 @@
 """LoRA adapters in GGUF, as llama.cpp's convert_lora_to_gguf.py writes them: what a file changes, and in which model.
 
 NAME.lora_a and NAME.lora_b change the model's tensor NAME: x -> W x + weight * alpha / rank * B (A x). A has a row for
-each rank and B a row for each output, both for each expert if W has experts. For token embeddings A is transposed.
+each rank and B a row for each output, both for each expert if W has experts. For token embeddings A is transposed. The
+heads' matrices of attention on latents have such factors too, of which all heads may share one.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,10 @@ from gguf_io.header import TensorInfo
 from gguf_io.model_file import ModelFile
 
 TOKENS = "token_embd.weight"
+OF_HEADS = (".attn_k_b.weight", ".attn_v_b.weight")
+"""Tensors with a matrix for each head, of attention on latents."""
+OLD_OF_HEADS = ".attn_kv_b.weight"
+"""Both as one matrix, in older files."""
 _A, _B, _NORM = ".lora_a", ".lora_b", "_norm.weight"
 _OTHER_MODEL = "It was made for another model: use it with that one."
 
@@ -96,7 +101,11 @@ def _pair(file: ModelFile, model: ModelFile, name: str) -> LoraPair:
     expected = ((*experts, rank, inputs), (*experts, outputs, rank))
     if name == TOKENS:
         expected = (outputs, rank), (inputs, rank)
-    if (a.shape, b.shape) != expected or not 1 <= rank <= max(outputs, inputs):
+    fits = all(
+        found == whole or (found == (1, *whole[1:]) and name.endswith(OF_HEADS))
+        for found, whole in zip((a.shape, b.shape), expected, strict=True)
+    )
+    if not fits or not 1 <= rank <= max(outputs, inputs):
         raise ModelFileError(
             f"{file.path}: the factors of {name} have the shapes {a.shape} and {b.shape}, which do not fit the model's "
             f"tensor of {tensor.shape}. {_OTHER_MODEL}"

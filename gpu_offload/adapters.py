@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gguf_io.lora import Adapter
+from gguf_io.lora import OF_HEADS, OLD_OF_HEADS, Adapter
 from gguf_io.model_file import FileState, ModelFile, open_model
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, failure, llama
@@ -41,7 +41,12 @@ class Adapters:
 
     def _load(self, handle: Any, model: ModelFile, path: Path) -> Any:
         with open_model(path) as file:
-            Adapter(file, model)
+            for name in Adapter(file, model).pairs:
+                if name.endswith((*OF_HEADS, OLD_OF_HEADS)):
+                    raise LlamaCppError(
+                        f"{path}: llama.cpp would leave out what the adapter changes in {name}.",
+                        remedy="Use --backend native.",
+                    )
             self.files.append(file.states)
         adapter = self._lib.llama_adapter_lora_init(handle, str(path).encode())
         if not adapter:

@@ -11,7 +11,7 @@ from cpu_kernels.lora import LANES, SPAN, TILE, Factors, Table, TileField
 from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Step
-from gguf_io.lora import TOKENS, Adapter, LoraPair
+from gguf_io.lora import OF_HEADS, OLD_OF_HEADS, TOKENS, Adapter, LoraPair
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 from models.weights import Matrix
@@ -32,10 +32,12 @@ class Adapters:
     def __init__(
         self, adapters: Sequence[Adapter], config: ModelConfig, builder: ProgramBuilder, reads: bool = True
     ) -> None:
-        self.loaded, self._config, self._builder, self._reads = adapters, config, builder, reads
+        self.loaded, self._builder, self._reads = adapters, builder, reads
         self.bytes = 0
         self._arena = Arena()
         self._used: set[str] = set()
+        # Slots of a row and groups of slots: rows, those of experts and heads.
+        self._slots = {(1, 1)}
         ranks = [_padded(adapter.largest_rank) for adapter in adapters]
         self._room = -(-config.longest // SPAN) * max(ranks) * TILE * 4
         self.scratch_bytes = TILE * 4 * max(SPAN, *ranks) + 2 * TILE * LANES * 4
@@ -47,13 +49,18 @@ class Adapters:
         """Whether an adapter changes this tensor."""
         return any(name in adapter.pairs for adapter in self.loaded)
 
-    def factors_of(self, matrix: Matrix, factor: float = 1.0) -> int:
-        """Address of the adapters' Factors for a matrix. factor: multiplies all changes."""
-        return self._factors(matrix.name, matrix.rows, matrix.order, factor)
+    @property
+    def changes_heads(self) -> bool:
+        """Whether an adapter changes the heads' matrices of attention on latents."""
+        return any(name.endswith((*OF_HEADS, OLD_OF_HEADS)) for adapter in self.loaded for name in adapter.pairs)
+
+    def factors_of(self, matrix: Matrix) -> int:
+        """Address of the adapters' Factors for a matrix."""
+        return self._factors(matrix.name, matrix.rows, matrix, 1.0)
 
     def factors_of_tokens(self, embedding: int, factor: float) -> int:
-        """Address of the adapters' Factors for token embeddings of that many values."""
-        return self._factors(TOKENS, -(-embedding // LANES) * LANES, None, factor)
+        """Address of the adapters' Factors for token embeddings of that many values. factor: multiplies all changes."""
+        return self._factors(TOKENS, _padded(embedding), None, factor)
 
     def check_all_used(self, left_out: set[str]) -> None:
         """Raise UnsupportedModelError for a tensor that would not be changed. left_out: tensors without effect."""
@@ -65,8 +72,12 @@ class Adapters:
                         remedy="llama.cpp may: use --backend llama.",
                     )
 
-    def table_of_slots(self, rows: int) -> int:
-        """Address of a Table for the slots of experts, in a step of that many rows."""
+    def table_of_slots(self, rows: int, used: int, groups: int) -> int:
+        """Address of a Table for the slots of experts or heads, in a step of that many rows.
+
+        used: slots of a row. groups: experts or heads.
+        """
+        self._slots.add((used, groups))
         room = self._most_tiles(rows * len(self.loaded))
         return self._builder.buffer(Table.TILES + room * TileField.SIZE, np.int64)
 
@@ -126,18 +137,16 @@ class Adapters:
         return table.ctypes.data
 
     def _most_tiles(self, pairs: int) -> int:
-        """The most tiles for that many pairs of a row and an adapter: of rows, or of their experts' slots."""
-        mixture = self._config.experts
-        slots = pairs * (mixture.used if mixture else 1)
-        groups = (mixture.count if mixture else 1) * len(self.loaded)
-        return min(slots, slots // TILE + groups)
+        """The most tiles for that many pairs of a row and an adapter: of rows, or of their slots."""
+        count = len(self.loaded)
+        return max(min(pairs * used, pairs * used // TILE + groups * count) for used, groups in self._slots)
 
-    def _factors(self, name: str, outputs: int, order: NDArray[np.int64] | None, factor: float) -> int:
+    def _factors(self, name: str, outputs: int, matrix: Matrix | None, factor: float) -> int:
         self._used.add(name)
         table = np.zeros((len(self.loaded), Factors.SIZE), np.int64)
         for row, adapter in zip(table, self.loaded, strict=True):
             if pair := adapter.pairs.get(name):
-                row[:] = self._packed(adapter, pair, outputs, order, factor)
+                row[:] = self._packed(adapter, pair, outputs, matrix, factor)
         return self._builder.array(table)
 
     def _kept(self, values: NDArray[np.generic]) -> int:
@@ -149,36 +158,41 @@ class Adapters:
         return self._builder.keep(room)
 
     def _packed(
-        self, adapter: Adapter, pair: LoraPair, outputs: int, order: NDArray[np.int64] | None, factor: float
+        self, adapter: Adapter, pair: LoraPair, outputs: int, matrix: Matrix | None, factor: float
     ) -> list[int]:
-        """A row of Factors."""
-        of_tokens = pair.a.name.startswith(TOKENS)
-        count, inputs = prod(pair.a.shape[:-2]), pair.a.shape[0 if of_tokens else -1]
-        parts, vectors = _padded(pair.rank) // LANES, outputs // LANES
-        shapes = (count, parts, inputs, LANES), (count, vectors, pair.rank, LANES)
+        """A row of Factors. matrix: None for token embeddings."""
+        of_a, of_b, rank = pair.a.shape[:-2], pair.b.shape[:-2], pair.rank
+        if matrix is not None and matrix.experts and not of_b:  # the file has the heads' rows one after the other
+            of_a, of_b = ((matrix.experts,), ()) if matrix.turned else ((), (matrix.experts,))
+        parts, vectors, inputs = _padded(rank) // LANES, outputs // LANES, matrix.k if matrix else pair.a.shape[0]
+        shapes = (prod(of_a), parts, inputs, LANES), (prod(of_b), vectors, rank, LANES)
         if not self._reads:
             arrays = [np.broadcast_to(np.zeros(1, np.float16), shape) for shape in shapes]
             exponent = 0
         else:
-            down, of_a = _scaled(adapter.file.dequantize(pair.a.name))
-            up, of_b = _scaled(adapter.file.dequantize(pair.b.name))
-            ranks = np.zeros((count, parts * LANES, inputs), np.float16)
-            ranks[:, : pair.rank] = down.T if of_tokens else down.reshape(count, pair.rank, inputs)
-            up = up.reshape(count, -1, pair.rank)
-            rows = np.zeros((count, outputs, pair.rank), np.float16)
-            chosen = np.arange(up.shape[1]) if order is None else order
+            down, exponent_a = _scaled(adapter.file.dequantize(pair.a.name))
+            up, exponent_b = _scaled(adapter.file.dequantize(pair.b.name))
+            if matrix is None:
+                down = down.T
+            elif matrix.turned:
+                down, up = up.reshape(matrix.experts, -1, rank)[:, :inputs].swapaxes(1, 2), down.T
+            down, up = down.reshape(shapes[0][0], rank, -1), up.reshape(shapes[1][0], -1, rank)
+            ranks = np.zeros((len(down), parts * LANES, inputs), np.float16)
+            ranks[:, :rank, : down.shape[2]] = down  # rows of words may be padded
+            rows = np.zeros((len(up), outputs, rank), np.float16)
+            chosen = np.arange(up.shape[1]) if matrix is None or matrix.order is None else matrix.order
             rows[:, : len(chosen)] = np.where((chosen >= 0)[:, None], up[:, np.maximum(chosen, 0)], 0)
-            tokens_first = (0, 3, 1, 2) if of_tokens else (0, 1, 3, 2)
+            tokens_first = (0, 1, 3, 2) if matrix else (0, 3, 1, 2)
             arrays = [
-                ranks.reshape(count, parts, LANES, inputs).transpose(tokens_first),
-                rows.reshape(count, vectors, LANES, pair.rank).swapaxes(2, 3),
+                ranks.reshape(len(down), parts, LANES, inputs).transpose(tokens_first),
+                rows.reshape(len(up), vectors, LANES, rank).swapaxes(2, 3),
             ]
-            exponent = of_a + of_b
+            exponent = exponent_a + exponent_b
         self.bytes += sum(array.nbytes for array in arrays)
         with np.errstate(over="ignore"):
             multiplier = np.float32(np.ldexp(adapter.factor(pair) * factor, -exponent))
-        sizes = [array.nbytes // count for array in arrays]
-        return [*map(self._kept, arrays), pair.rank, parts, int(multiplier.view(np.int32)), *sizes, 0]
+        sizes = [array.nbytes // len(array) if len(array) > 1 else 0 for array in arrays]
+        return [*map(self._kept, arrays), rank, parts, int(multiplier.view(np.int32)), *sizes, 0]
 
 
 def _padded(rank: int) -> int:

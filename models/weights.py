@@ -68,8 +68,8 @@ class Matrix:
     """A packed matrix of `rows` outputs (padding included) and k inputs, or one such matrix per expert.
 
     group_bytes: of a group of rows. scale: the tensor of a factor for the whole matrix, one per expert, which is not
-    included in `packed`; empty for none. name, order: the tensor and the source of each row, None for its own order; no
-    name for a part of heads.
+    included in `packed`; empty for none. name, order: the tensor and the source of each row, None for its own order.
+    turned: of each head, the transpose of its first k rows.
     """
 
     format: WeightFormat
@@ -81,6 +81,7 @@ class Matrix:
     scale: str = ""
     name: str = ""
     order: NDArray[np.int64] | None = None
+    turned: bool = False
 
     @property
     def address(self) -> int:
@@ -270,7 +271,8 @@ class WeightLoader:
 
     def heads_of(self, name: str, heads: int, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
         """Pack some rows of each head of a tensor of (heads * rows) x k, with heads in place of experts."""
-        return self._pack(self._tensor(name, (heads * rows, k)), order, rows, k, heads)
+        matrix = self._pack(self._tensor(name, (heads * rows, k)), order, rows, k, heads)
+        return replace(matrix, name=name, order=order)
 
     def transposed_heads_of(self, name: str, heads: int, rows: int, k: int, count: int) -> Matrix:
         """Pack the first `count` rows of each head of a tensor of (heads * rows) x k, transposed to k x count.
@@ -289,7 +291,7 @@ class WeightLoader:
         read = lambda low, rows: raw()[low : low + rows]  # noqa: E731 - its types follow from the parameter
         matrix = self._pack_rows(f"{name} turned", weight_format, read, None, k, count, heads)
         self._report(tensor)
-        return matrix
+        return replace(matrix, name=name, turned=True)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         tensor = self._file.tensors.get(name)

@@ -52,7 +52,8 @@ class ExpertLayers:
         self._slot_of_choice = builder.buffer(choices, np.int32)
         self._weight_of_choice = builder.buffer(choices)
         self._expert_of_choice = builder.buffer(choices, np.int32)
-        self._changes = recording.adapters.table_of_slots(recording.max_rows) if recording.adapters else 0
+        adapters, counts = recording.adapters, (self._sizes.used, self._sizes.count)
+        self._changes = adapters.table_of_slots(recording.max_rows, *counts) if adapters else 0
         rules = recording.architecture.experts
         self._scale = builder.scalar(rules.scale(config))
         self._normalise = self._sizes.normalise if rules.normalise is None else rules.normalise

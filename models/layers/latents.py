@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from cpu_kernels import attention, latents
+from cpu_kernels import attention, latents, lora
 from cpu_kernels.records import TILE_WIDTHS, Barrier
 from models.errors import UnsupportedModelError
 from models.kv_pages import PageStore
@@ -50,6 +50,9 @@ class LatentLayers:
         self._packed = packed_activations(builder, slots, max(sizes.plain, sizes.rank), 0)
         self._segments = builder.buffer(3 * heads + 1, np.int64)
         recording.matrices_of_row[self._segments] = heads
+        self._changes = 0
+        if recording.adapters and recording.adapters.changes_heads:
+            self._changes = recording.adapters.table_of_slots(recording.max_rows, heads, heads)
         self._scale = builder.scalar(recording.architecture.scales.attention(config) * _LOG2E)
         self._no_cap = builder.scalar(0.0)
 
@@ -78,6 +81,9 @@ class LatentLayers:
             ),
             barrier=Barrier.NEVER,
         )
+        if self._changes:
+            heads = lora.TileHeads(table=self._changes, heads=self._heads)
+            recording.add(lora.tile_heads, heads, barrier=Barrier.NEVER)  # which packing slots does not touch
         self._multiply_heads(self._queries, self._queries.stride, head_bytes, keys, self._keyed)
         recording.add(
             attention.attention_kernel(self._store.types[0], None, self._heads),
@@ -159,7 +165,7 @@ class LatentLayers:
             segments=self._segments,
         )
         recording.add(latents.split_heads, arguments)
-        recording.products_of_slots(matrix, out, self._packed, self._segments)
+        recording.products_of_slots(matrix, out, self._packed, self._segments, table=self._changes)
 
     def _output(self, prefix: str) -> None:
         recording, config, sizes = self._recording, self._recording.config, self._sizes

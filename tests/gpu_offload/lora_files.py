@@ -64,5 +64,5 @@ def merge(model: Path, path: Path, *weighted: tuple[Factors, float]) -> Path:
         for made, weight in weighted:
             if tensor.name in made:
                 down, up = made[tensor.name]
-                tensor.data[:] += weight * ALPHA / RANK * (up @ down)
+                tensor.data[:] += weight * ALPHA / up.shape[-1] * (up @ down)
     return path

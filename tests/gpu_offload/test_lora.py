@@ -10,9 +10,12 @@ import pytest
 from gguf_io.errors import ModelFileError
 from gpu_offload import loading
 from gpu_offload.adapters import AdapterSet
+from gpu_offload.errors import LlamaCppError
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from tests.gpu_offload import lora_files
+from tests.models.architecture_models import MODELS
+from tests.models.synthetic import write
 from tests.oracle import llama_oracle
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
@@ -129,3 +132,11 @@ def test_adapters_for_other_models_are_refused(path, folder, tmp_path, opened):
     wide = {name: (np.pad(down, ((0, 0), (0, 8))), up)}
     with pytest.raises(ModelFileError, match="which do not fit the model's tensor"):
         opened(path, lora_files.write(tmp_path / "shape.gguf", wide))
+
+
+def test_what_llama_cpp_would_leave_out_is_refused(tmp_path, opened):
+    model = write(MODELS["deepseek2"], tmp_path / "model.gguf")
+    for part in ("attn_k_b", "attn_v_b"):
+        made = lora_files.factors(model, 1, targets=(part, "attn_output"))
+        with pytest.raises(LlamaCppError, match=rf"would leave out what the adapter changes in blk\.0\.{part}"):
+            opened(model, lora_files.write(tmp_path / f"{part}.gguf", made, "deepseek2"))

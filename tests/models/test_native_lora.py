@@ -28,6 +28,8 @@ EXACT = llama_oracle.Setup(type_k="f32", type_v="f32")
 TOLERANCE = 1e-3  # of the logits' spread
 EVERYTHING = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "attn_qkv")
 EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_inp", "ffn_up_shexp", "ffn_down_shexp")
+HEADS = ("attn_k_b", "attn_v_b", "attn_kv_b")
+BLOCKS = {"F32": 1, "Q8_0": 32, "TQ2_0": 256}
 SETS: tuple[AdapterSet, ...] = ((), ((0, 1.0),), ((1, -0.5),), ((0, 0.5), (1, 1.5)), ((0, 1.0),))
 
 Opened = Callable[..., NativeRunner]
@@ -103,16 +105,44 @@ def test_logits_are_llama_cpps(name: str, targets: tuple[str, ...], tmp_path: Pa
             assert np.sqrt(((expected - plain) ** 2).mean()) > 20 * TOLERANCE * expected.std()
 
 
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek2-odd", "deepseek2-old", "deepseek2-dense"])
+def test_logits_of_changed_heads_are_llama_cpps_for_merged_weights(
+    name: str, shared: bool, tmp_path: Path, opened: Opened
+) -> None:
+    """llama.cpp itself leaves such changes out. shared: all heads have the same factor on the side of the latent."""
+    model = MODELS[name]
+    path, tokens = write(model, tmp_path / "model.gguf"), np.random.default_rng(5).integers(0, 256, 40).tolist()
+    made = []
+    for seed, rank in ((1, 8), (2, 20)):
+        factors = lora_files.factors(path, seed, 0.06, HEADS, rank)
+        for changed, (down, up) in list(factors.items()):
+            if shared and down.ndim > 2:
+                factors[changed] = (down, up[:1]) if "attn_k_b" in changed else (down[:1], up)
+        made.append(factors)
+    files = [lora_files.write(tmp_path / f"{at}.gguf", one, model.architecture) for at, one in enumerate(made)]
+    plain = llama_oracle.prefill_logits(path, tokens, EXACT)
+    for chosen, found in zip(SETS, batched(opened(path, *files), tokens, SETS), strict=True):
+        merged = lora_files.merge(path, tmp_path / "merged.gguf", *((made[one], weight) for one, weight in chosen))
+        expected = llama_oracle.prefill_logits(merged, tokens, EXACT)
+        assert np.sqrt(((found - expected) ** 2).mean()) < TOLERANCE * expected.std()
+        if chosen:
+            assert np.sqrt(((expected - plain) ** 2).mean()) > 20 * TOLERANCE * expected.std()
+
+
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "TQ2_0"])
-@pytest.mark.parametrize("name", ["llama", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "deepseek2"])
 def test_bits_do_not_depend_on_the_step(name: str, kind: str, tmp_path: Path, opened: Opened) -> None:
-    model, targets = MODELS[name], (*EVERYTHING, *EXPERTS, "token_embd")
+    model, targets = MODELS[name], (*EVERYTHING, *EXPERTS, *HEADS, "token_embd")
     path = write(model, tmp_path / "model.gguf")
     made = adapters_of(path, model.architecture, targets)
     if kind != "F32":
         type_ = gguf.GGMLQuantizationType[kind]
         values = {tensor.name: tensor.data for tensor in gguf.GGUFReader(path).tensors}
-        types = {name: type_ for name, value in values.items() if value.ndim > 1 and "ffn_gate_inp" not in name}
+        whole = [name for name, value in values.items() if value.ndim > 1 and value.shape[-1] % BLOCKS[kind] == 0]
+        types = {name: type_ for name in whole if "ffn_gate_inp" not in name}
         values |= {name: gguf.quants.quantize(values[name], type_) for name in types}
         path = write(model, tmp_path / "quantised.gguf", values=values, types=types)
     two, one, plain = opened(path, *made), opened(path, *made, threads=1), opened(path)
@@ -190,7 +220,7 @@ def test_other_adapters_are_refused(described: dict[str, Any], problem: str, tmp
 
 
 def test_a_tensor_that_is_computed_in_another_way_is_refused(tmp_path: Path, opened: Opened) -> None:
-    path = write(MODELS["deepseek2"], tmp_path / "model.gguf")
-    made = lora_files.write(tmp_path / "a.gguf", lora_files.factors(path, 1, targets=("attn_k_b",)), "deepseek2")
-    with pytest.raises(UnsupportedModelError, match=r"cannot apply the adapter to the tensor blk\.0\.attn_k_b"):
+    path = write(MODELS["lfm2"], tmp_path / "model.gguf")
+    made = lora_files.write(tmp_path / "a.gguf", lora_files.factors(path, 1, targets=("shortconv.conv",)), "lfm2")
+    with pytest.raises(UnsupportedModelError, match=r"cannot apply the adapter to the tensor blk\.\d\.shortconv\.conv"):
         opened(path, made)

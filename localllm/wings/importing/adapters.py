@@ -15,7 +15,7 @@ import numpy as np
 
 from gguf_io import ModelFile, open_model
 from gguf_io.errors import ModelFileError
-from gguf_io.lora import TOKENS, Adapter
+from gguf_io.lora import OF_HEADS, TOKENS, Adapter
 from localllm.text import shortened
 from localllm.wings.importing.checkpoint import CheckpointFolder, StoredTensor
 from localllm.wings.importing.config import Config
@@ -39,6 +39,9 @@ _COUNTS = {
     "num_local_experts": "expert_count",
     "num_experts": "expert_count",
     "n_routed_experts": "expert_count",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "qk_nope_head_dim": "attention.key_length_mla",
+    "v_head_dim": "attention.value_length_mla",
 }
 Factors = dict[str, tuple[Floats, Floats]]
 
@@ -113,7 +116,9 @@ def _of_family(
                 both = np.pad(a, ((0, 0), (0, missing))).T, stored_b.floats(stored_b.raw())
             else:
                 rows = fitted(new, matrix, family, config)
-                both = a, rows.floats(np.arange(row_count(rows.shape)))
+                both = a, rows.floats(np.arange(row_count(rows.shape))).reshape(rows.shape)
+                if new.endswith(OF_HEADS):  # all heads share A; keys' matrices are transposed
+                    both = (a[None], both[1]) if "attn_v_b" in new else (both[1], a.T[None])
             found.setdefault(new, {})[expert] = both[0], both[1] * np.float32(factor)
     return {name: _joined(name, parts, model, stated.where) for name, parts in found.items()}
 
@@ -164,6 +169,8 @@ def _config_of(model: ModelFile, where: str) -> Config:
         value = model.metadata.get(f"{model.architecture}.{key}")
         if isinstance(value, int):
             values[name] = value
+    if "qk_nope_head_dim" in values:
+        values["qk_nope_head_dim"] -= values.get("qk_rope_head_dim", 0)
     values["vocab_size"] = model.tensors[TOKENS].shape[0] if TOKENS in model.tensors else 0
     return Config(values, where)
 

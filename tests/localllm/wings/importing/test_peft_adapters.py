@@ -73,7 +73,7 @@ def logits(path: Path, *adapters: Path) -> np.ndarray:
         runner.close()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "qwen2_moe", "deepseek_v2", "deepseek_v3"])
 def test_logits_are_those_of_merged_weights(name: str, folder: Folder, tmp_path: Path) -> None:
     model = folder(name)
     base, merged, converted = tmp_path / "base.gguf", tmp_path / "merged.gguf", tmp_path / "adapter.gguf"
