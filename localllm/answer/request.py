@@ -28,9 +28,10 @@ class AnswerRequest:
     """A conversation to answer, or a text to continue, for any model. None means the model's default."""
 
     # In OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and {"type":
-    # "image", "data": bytes} of a file, with "detail": "low" or "high" if it shall take few or many tokens. The answer
-    # continues an assistant's message at the end, unless it has tool calls.
+    # "image", "data": bytes} of a file, with "detail": "low" or "high" if it shall take few or many tokens.
     messages: Sequence[Message] = ()
+    # Whether the answer continues an assistant's message at the end, unless it has tool calls, or is another message.
+    may_go_on: bool = True
     # A model without its own chat template continues the messages' text.
     continues_text: bool = False
     # The text or token ids to continue, instead of messages.
@@ -96,7 +97,7 @@ class AnswerRequest:
     def goes_on(self) -> bool:
         """Whether the answer continues the last message."""
         last = self.messages[-1] if self.messages else {}
-        return last.get("role") == "assistant" and not last.get("tool_calls")
+        return self.may_go_on and last.get("role") == "assistant" and not last.get("tool_calls")
 
     @property
     def has_format(self) -> bool:

@@ -24,11 +24,13 @@ class SamplingParams(CommonSampling):
     """How the next token is chosen. Only requests set what is not common to settings and chats.
 
     mirostat 1 runs as 2, which superseded it. The final event reports the seed. watermark_key: a secret; "" for none.
+    post_sampling_probs: log-probabilities are those that the token was drawn by, after penalties, masks and filters.
     """
 
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    post_sampling_probs: bool = False
     watermark_key: str | None = field(default=None, repr=False)
 
     @classmethod
@@ -136,7 +138,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural logarithm of a token's probability before the sampler's filters, and the most probable tokens."""
+    """Natural logarithm of a token's probability, and the most probable tokens.
+
+    Before the sampler's filters, unless SamplingParams.post_sampling_probs asks for those after them.
+    """
 
     token_id: int
     logprob: float

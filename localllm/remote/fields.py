@@ -18,6 +18,15 @@ BANNED = -100  # the logit_bias that bans a token
 _PNG = b"\x89PNG"
 
 
+def check(request: AnswerRequest) -> None:
+    """Raise RequestError if the request is invalid, or needs a model of this machine."""
+    request.check()
+    if request.sampling.get("watermark_key"):
+        raise RequestError("watermark_key marks answers of this machine's models only, not of a remote server")
+    if request.sampling.get("post_sampling_probs"):
+        raise RequestError("post_sampling_probs is not supported for models of a remote server")
+
+
 def chat_fields(request: AnswerRequest) -> dict[str, Any]:
     """The body of a chat completion, without its model. Raises RequestError for a tool result without a call."""
     body = {"messages": _messages(request.messages), **_limits(request)}
@@ -28,6 +37,8 @@ def chat_fields(request: AnswerRequest) -> dict[str, Any]:
         body["tools"] = offered
     if request.goes_on:  # without these, vLLM and SGLang start a new message, and llama.cpp repeats the old one
         body |= {"continue_final_message": True, "add_generation_prompt": False}
+    elif request.messages and request.messages[-1]["role"] == "assistant":  # llama.cpp and localllm would continue it
+        body |= {"continue_final_message": False, "add_generation_prompt": True}
     if request.has_format:
         body["response_format"] = _response_format(request.format)
     if isinstance(request.think, str):

@@ -16,6 +16,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 from localllm.errors import RequestError
 from localllm.remote.connection import Endpoint, RemoteCall, RemoteError
+from localllm.remote.fields import check
 from localllm.remote.stream import RemoteMeter, RemotePrompt, read_logprobs
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ class OllamaModel:
 
     def prepare(self, request: AnswerRequest) -> RemotePrompt:
         """See AnsweringModel. The server renders and tokenises. Raises RequestError for fields the protocol lacks."""
-        request.check()
-        if request.sampling.get("watermark_key"):
-            raise RequestError("watermark_key marks answers of this machine's models only, not of a remote server")
+        check(request)
         lacks = (request.prompt, request.tool_choice, request.adapters, request.grammar, request.prompt_logprobs)
         if any(value is not None for value in lacks):
             raise RequestError(

@@ -16,7 +16,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.engine.request import Counts, FinishReason
 from localllm.errors import RequestError, SettingsError
 from localllm.remote.connection import Endpoint, RemoteCall, RemoteError, refusal
-from localllm.remote.fields import chat_fields, completion_fields
+from localllm.remote.fields import chat_fields, check, completion_fields
 from localllm.remote.stream import RemoteMeter, RemotePrompt, read_logprobs
 from localllm.settings import Settings, read_key
 
@@ -82,15 +82,13 @@ class OpenAIModel:
 
     def prepare(self, request: AnswerRequest) -> RemotePrompt:
         """See AnsweringModel. The server renders, tokenises and limits the context."""
-        request.check()
+        check(request)
         if request.adapters is not None:
             raise RequestError("a remote server's adapters cannot be chosen; name a model that has them")
         if request.template is not None:
             raise RequestError("a remote server's template cannot be chosen; leave it out")
         if request.prompt_logprobs is not None:
             raise RequestError("a prompt's log-probabilities are not supported for models of a remote server")
-        if request.sampling.get("watermark_key"):
-            raise RequestError("watermark_key marks answers of this machine's models only, not of a remote server")
         if request.before:
             raise RequestError("context is not supported for models of a remote server; use /api/chat")
         if request.prompt is None:

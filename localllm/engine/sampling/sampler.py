@@ -69,7 +69,7 @@ class Sampler:
 
         None where `sample` has to do more than choose. Nothing is masked.
         """
-        changes = self._changes_logits or self._watermark is not None
+        changes = self._changes_logits or self._watermark is not None or self._params.post_sampling_probs
         if self._params.temperature == 0 or self._mu is not None or changes:
             return None
         if logits.shape != (self.vocab_size,) or not logits.flags.c_contiguous:
@@ -93,13 +93,16 @@ class Sampler:
             raise ValueError(f"logits have shape {logits.shape}, expected ({self.vocab_size},)")
         token_id = self._choose(logits, allowed, banned)
         wanted = self._params.logprobs
-        return token_id, None if wanted is None else token_logprob(logits, token_id, wanted)
+        if wanted is None:
+            return token_id, None
+        if self._params.post_sampling_probs:
+            return token_id, self._drawn_logprob(logits, token_id, wanted)
+        return token_id, token_logprob(logits, token_id, wanted)
 
     def candidates(self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None) -> Candidates:
         """Return what `sample` draws from, above temperature 0, after penalties, masks and filters."""
         self._choose(logits, allowed, None)
-        changed = self._changes_logits or self._watermark is not None
-        return self._chooser.candidates(self._adjusted if changed else logits)
+        return self._drawn_from(logits)
 
     def accept(self, token_id: int) -> None:
         """Record that this token comes next, whether it was sampled, speculated or forced."""
@@ -145,6 +148,21 @@ class Sampler:
         if self._mu is not None:
             self._last = self._chooser.candidates(logits)
         return token_id
+
+    def _drawn_from(self, logits: NDArray[np.float32]) -> Candidates:
+        """What the last token was drawn from. logits: the model's own."""
+        changed = self._changes_logits or self._watermark is not None
+        return self._chooser.candidates(self._adjusted if changed else logits)
+
+    def _drawn_logprob(self, logits: NDArray[np.float32], token_id: int, top: int) -> TokenLogprob:
+        """The log-probability by which a token was drawn, and the `top` most probable candidates, best first."""
+        if self._params.temperature == 0:
+            return TokenLogprob(token_id, 0.0, ((token_id, 0.0),)[:top])
+        drawn = self._drawn_from(logits)
+        own = drawn.probabilities[drawn.ids.searchsorted(token_id)]
+        best = [at for at in (-drawn.probabilities).argsort(kind="stable")[:top] if drawn.probabilities[at] > 0]
+        others = tuple((int(drawn.ids[at]), math.log(drawn.probabilities[at])) for at in best)
+        return TokenLogprob(token_id, math.log(own), others)
 
     def _adjust(self, logits: NDArray[np.float32], banned: NDArray[np.intp] | None) -> NDArray[np.float32]:
         adjusted = self._adjusted

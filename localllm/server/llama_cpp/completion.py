@@ -1,5 +1,6 @@
 """llama-server's /completion and /infill: a text to continue, or a gap to fill."""
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -43,7 +44,7 @@ class Predicted(Sampled):
     """Fields of both routes. n_predict: the most tokens; -1: as many as fit.
 
     cache_prompt has no effect: prefixes are always reused. samplers: those to apply, in the usual order; the others
-    are disabled. n_indent, t_max_predict_ms and post_sampling_probs are refused if set.
+    are disabled. n_indent and t_max_predict_ms are refused if set.
     """
 
     n_predict: Limit = UNLIMITED
@@ -66,11 +67,13 @@ class Predicted(Sampled):
 
     def answer_fields(self) -> Object:
         """The fields of an AnswerRequest. Raises ApiError 400."""
-        for name in ("n_indent", "t_max_predict_ms", "post_sampling_probs"):
+        for name in ("n_indent", "t_max_predict_ms"):
             if getattr(self, name) > 0:
                 raise ApiError(400, f"{name} is not supported; leave it out")
         fields = self.request_fields(self.stop, self.n_probs or None)
         fields["sampling"] |= self._without_effect()
+        if self.post_sampling_probs:
+            fields["sampling"]["post_sampling_probs"] = True
         return fields | {"defaults": _DEFAULTS, "max_tokens": self.most, "ignore_eos": self.ignore_eos}
 
     @property
@@ -246,7 +249,7 @@ class _CompletionWriter(_InfillWriter):
                     "tokens_predicted": counts.generated,
                     "tokens_evaluated": counts.prompt,
                     **({"timings": timings(event)} if self._body.timings_per_token else {}),
-                    **_probabilities(event),
+                    **_probabilities(event, self._body.post_sampling_probs),
                 }
             )
 
@@ -255,7 +258,10 @@ class _CompletionWriter(_InfillWriter):
             yield sse(self._selected({**self._one(run, index), "content": "", "tokens": []}))
 
     def whole(self, run: RunningAnswers) -> Any:
-        found = [self._selected(self._one(run, index)) for index in range(len(run.answers))]
+        found = [
+            self._selected(self._one(run, index) | _probabilities(answer, self._body.post_sampling_probs))
+            for index, answer in enumerate(run.answers)
+        ]
         return found if self._several else found[0]
 
     def _selected(self, told: Object) -> Object:
@@ -296,16 +302,20 @@ class _CompletionWriter(_InfillWriter):
             **_ended(last),
             **notes_of(last),
             "timings": timings(last),
-            **_probabilities(answer),
         }
 
 
-def _probabilities(part: AnswerEvent | Answer) -> Object:
-    """Log-probabilities with token ids."""
+def _probabilities(part: AnswerEvent | Answer, after_sampling: bool) -> Object:
+    """Log-probabilities with token ids; of what the tokens were drawn from, probabilities."""
     entries = logprob_entries(part.logprobs)
     for entry, logprob in zip(entries, part.logprobs, strict=True):
-        for one, token in zip((entry, *entry["top_logprobs"]), logprob.ids, strict=False):  # a remote server has none
+        tokens = (entry, *entry["top_logprobs"])
+        for one, token in zip(tokens, logprob.ids, strict=False):  # a remote server has none
             one["id"] = token
+        if after_sampling:
+            for one in tokens:
+                one["prob"] = math.exp(one.pop("logprob"))
+            entry["top_probs"] = entry.pop("top_logprobs")
     return {"completion_probabilities": entries} if entries else {}
 
 

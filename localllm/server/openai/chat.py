@@ -54,13 +54,13 @@ async def input_tokens(body: ChatBody, service: ServiceDep) -> Object:
 
 def chat_request(body: ChatBody) -> AnswerRequest:
     """Convert a chat body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
-    _check_continuation(body)
     for kind in body.modalities or ():
         if kind != "text":
             note_ignored(f"modality {shown(kind)}")
     wanted = (body.top_logprobs or 0) if body.logprobs or body.top_logprobs else None
     return AnswerRequest(
         messages=[openai_message(message) for message in body.messages],
+        may_go_on=_may_go_on(body),
         **with_choice(toolbox(_tools(body)), body.tool_choice or body.function_call),
         one_call=body.parallel_tool_calls is False or body.functions is not None,
         **_thinking(body),
@@ -70,14 +70,19 @@ def chat_request(body: ChatBody) -> AnswerRequest:
     )
 
 
-def _check_continuation(body: ChatBody) -> None:
-    """Raises ApiError 400 where the body wants to continue another message than an assistant's at the end."""
+def _may_go_on(body: ChatBody) -> bool:
+    """Whether the answer continues an assistant's message at the end; if the body does not say, without tools only.
+
+    Agents take up a conversation after an answer, as OpenAI's models do. Raises ApiError 400.
+    """
     if body.add_generation_prompt and body.continue_final_message:
         raise ApiError(400, "add_generation_prompt and continue_final_message exclude each other; send one of them")
     continues = body.continue_final_message or body.add_generation_prompt is False
     if continues and body.messages[-1].role != "assistant":
         name = "continue_final_message" if body.continue_final_message else "add_generation_prompt: false"
         raise ApiError(400, f"{name} needs an assistant's message at the end, which the answer continues")
+    begins = body.add_generation_prompt or body.continue_final_message is False or bool(_tools(body))
+    return continues or not begins
 
 
 def _tools(body: ChatBody) -> list[Object]:

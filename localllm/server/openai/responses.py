@@ -133,6 +133,7 @@ def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerReq
         fields["policy"] = ContextPolicy.DROP_MESSAGES
     return AnswerRequest(
         messages=messages,
+        may_go_on=not body.tools,
         **with_choice(toolbox(body.tools or [], loaded_tools(items)), body.tool_choice),
         one_call=body.parallel_tool_calls is False,
         think=think_of(body.reasoning.effort if body.reasoning else None),

@@ -48,8 +48,8 @@ class Constrained(Sampled):
 class ChatBody(Constrained):
     """/v1/chat/completions. functions and function_call are the older form of tools and tool_choice.
 
-    add_generation_prompt and continue_final_message (vLLM's, llama.cpp's) may only say what happens anyway: an answer
-    continues an assistant's message at the end, and only that.
+    add_generation_prompt and continue_final_message (vLLM's, llama.cpp's) say whether the answer continues an
+    assistant's message at the end.
     """
 
     messages: Messages

@@ -196,3 +196,36 @@ def test_a_bias_beyond_32_bits_is_a_large_one(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, logit_bias={5: 1e39, 6: -1e39}, seed=1)
     token, _ = Sampler(params, 8).sample(np.zeros(8, np.float32))
     assert token == 5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"top_k": 3},
+        {"logit_bias": {2: 3.0, 4: -math.inf}},
+        {"repeat_penalty": 1.4, "min_p": 0.05},
+        {"mirostat": 2, "mirostat_tau": 2.0},
+        {"watermark_key": "mine", "watermark_delta": 2.0},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_log_probabilities_after_sampling(more: dict[str, object]) -> None:
+    """They are those of the distribution that the tokens are drawn from, whose sum is one."""
+    logits = np.random.default_rng(3).normal(size=40).astype(np.float32)
+    params = SamplingParams(**PLAIN | {"seed": 11} | more, logprobs=40, post_sampling_probs=True)
+    sampler = Sampler(params, 40, [2, 7])
+    for _ in range(5):
+        wanted = distribution(sampler, logits)
+        token, told = sampler.sample(logits)
+        assert told is not None and told.token_id == token
+        assert math.exp(told.logprob) == pytest.approx(wanted[token])
+        assert {one: pytest.approx(wanted[one]) for one, _ in told.top} == {o: math.exp(v) for o, v in told.top}
+        assert [value for _, value in told.top] == sorted((value for _, value in told.top), reverse=True)
+        assert sum(math.exp(value) for _, value in told.top) == pytest.approx(1)
+        sampler.accept(token)
+
+
+def test_log_probabilities_after_sampling_at_temperature_0_are_certain() -> None:
+    params = SamplingParams(temperature=0, logit_bias={1: 5.0}, logprobs=3, post_sampling_probs=True)
+    token, told = Sampler(params, 3).sample(row(2.0, 1.0, 0.0))
+    assert token == 1 and told is not None and told.logprob == 0 and told.top == ((1, 0.0),)

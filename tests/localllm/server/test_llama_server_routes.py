@@ -176,12 +176,32 @@ def test_the_samplers_that_are_named(server: Server) -> None:
     assert posted(server, "/completion", **asked, **one)["content"] == greedy
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_probabilities_after_sampling(server: Server, stream: bool) -> None:
+    asked = {"model": MODEL, "prompt": STORY, "n_predict": 3, "seed": 1, "n_probs": 4, "post_sampling_probs": True}
+
+    def entries(**fields: Any) -> list[dict[str, Any]]:
+        body = {**asked, **fields, "stream": stream}
+        lines = httpx.post(f"{server.url}/completion", json=body, timeout=PATIENCE_S).text.splitlines()
+        told = [json.loads(line.removeprefix("data: ")) for line in lines if line not in ("", "data: [DONE]")]
+        return [entry for one in told for entry in one.get("completion_probabilities", ())]
+
+    several = entries(samplers=["top_k", "temperature"], top_k=2, temperature=1.5)
+    assert len(several) == 3
+    for entry in several:
+        assert entry.keys() == {"id", "token", "bytes", "prob", "top_probs"}
+        assert entry["prob"] in [one["prob"] for one in entry["top_probs"]]
+        assert [one["prob"] for one in entry["top_probs"]] == sorted(o["prob"] for o in entry["top_probs"])[::-1]
+        assert len(entry["top_probs"]) == 2 and sum(one["prob"] for one in entry["top_probs"]) == pytest.approx(1)
+    for entry in entries(temperature=0):
+        assert entry["prob"] == 1 and [one["id"] for one in entry["top_probs"]] == [entry["id"]]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         ({"n_indent": 4}, "n_indent"),
         ({"t_max_predict_ms": 10}, "t_max_predict_ms"),
-        ({"post_sampling_probs": True, "n_probs": 1}, "post_sampling_probs"),
         ({"samplers": ["temperature", "top_k"]}, "in this order"),
         ({"samplers": ["infill"]}, "samplers must be"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["AA"]}}, "prompt_string"),

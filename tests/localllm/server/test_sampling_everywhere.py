@@ -53,6 +53,8 @@ def sampling_of(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
     return dict(llama_cpp.LlamaCompletionBody.model_validate({"prompt": "Hi", **given}).answer_fields()["sampling"])
 
 
+# What routes name or form differently.
+ROUTES_OWN = {"logit_bias", "logprobs", "post_sampling_probs"}
 PROTOCOLS = ("ollama", "chat", "completions", "responses", "anthropic", "llama.cpp")
 
 
@@ -60,7 +62,7 @@ PROTOCOLS = ("ollama", "chat", "completions", "responses", "anthropic", "llama.c
 def test_every_protocol_takes_every_parameter(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
     log_ignored.cache_clear()
     given = values()
-    assert given.keys() == {field.name for field in fields(SamplingParams)} - {"logit_bias", "logprobs"}
+    assert given.keys() == {field.name for field in fields(SamplingParams)} - ROUTES_OWN
     with caplog.at_level(logging.INFO):
         assert sampling_of(protocol, given) == given
     assert not caplog.messages
@@ -72,7 +74,7 @@ def test_names_of_other_programs_are_taken(protocol: str) -> None:
 
 
 def test_settings_chats_models_and_servers_have_them_too() -> None:
-    own = {"logit_bias", "logprobs", "dry_sequence_breakers", "watermark_key"}
+    own = ROUTES_OWN | {"dry_sequence_breakers", "watermark_key"}
     names = {field.name for field in fields(SamplingParams)} - own
     assert set(COMMON) == names
     assert names <= {field.name for field in fields(Settings)}

@@ -5,6 +5,10 @@ from typing import Any
 import httpx
 import pytest
 
+from localllm.remote.fields import chat_fields
+from localllm.server.openai.chat import chat_request
+from localllm.server.openai.responses import given_items, responses_request
+from localllm.server.openai.schema import ChatBody, ResponsesBody
 from tests.localllm.server.conftest import MODEL, Server
 from tests.waiting import PATIENCE_S
 
@@ -74,3 +78,46 @@ def test_what_an_answer_continues(server: Server, last: Any, fields: dict[str, A
     body = {"model": MODEL, "messages": messages, "max_tokens": 1, **fields}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     assert answer.status_code == status, answer.text
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "continues"),
+    [
+        ({}, True),
+        ({"tools": []}, True),
+        ({"tools": [TOOL]}, False),
+        ({"functions": [TOOL["function"]]}, False),
+        ({"tools": [TOOL], "continue_final_message": True}, True),
+        ({"tools": [TOOL], "add_generation_prompt": False}, True),
+        ({"continue_final_message": False}, False),
+        ({"add_generation_prompt": True}, False),
+    ],
+)
+def test_agents_get_another_message(fields: dict[str, Any], continues: bool) -> None:
+    messages = [*HI, ASSISTANT]
+    request = chat_request(ChatBody.model_validate({"messages": messages, **fields}))
+    assert request.goes_on is continues
+    sent = chat_fields(request)  # a server behind this one is told
+    assert sent["continue_final_message"] is continues and sent["add_generation_prompt"] is not continues
+    asked = chat_fields(chat_request(ChatBody.model_validate({"messages": HI, "tools": [TOOL]})))
+    assert "add_generation_prompt" not in asked  # which only some servers know
+
+
+def test_responses_with_tools_are_another_message() -> None:
+    tool = {"type": "function", **TOOL["function"]}
+    for tools in ([], [tool]):
+        body = ResponsesBody.model_validate({"input": [*HI, ASSISTANT], "tools": tools})
+        assert responses_request(body, given_items(body)).goes_on is not bool(tools)
+
+
+def test_another_message_follows_a_complete_one(server: Server) -> None:
+    """Its prompt ends with the template's beginning of a message instead of the given text."""
+    path = "/v1/chat/completions/input_tokens"
+    counts = [
+        post(server, path, messages=[*HI, ASSISTANT], continue_final_message=wanted).json()["input_tokens"]
+        for wanted in (True, False)
+    ]
+    assert counts[0] < counts[1]
