@@ -171,7 +171,9 @@ MEANINGS = {
     "parallel": Meaning("sequences that run at once; at most 16 with llama.cpp"),
     "draft": Meaning("draft model, or EAGLE-3 head, for speculative decoding", page=_SPECULATION),
     "self_draft": Meaning("draft with the model's own multi-token prediction layers", page=_SPECULATION),
-    "pinned_percent": Meaning("share of the KV cache for prompts that requests pin", page="api.md#pinned-prompts"),
+    "pinned_percent": Meaning(
+        "share of the KV cache, in memory and on disk, for prompts that requests pin", page="api.md#pinned-prompts"
+    ),
     "disk_cache": Meaning("keep the KV of long prompts on disk"),
     "packed_mib": Meaning(
         "disk for packed weights in MiB, which speed up the next load; 0 keeps none",

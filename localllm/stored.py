@@ -40,7 +40,7 @@ _CACHES = {
     "kv": (
         disk_cache_folder,
         re.compile(r"[0-9a-f]{32}"),
-        re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk)|{re.escape(TEMPORARY)}.+"),
+        re.compile(rf"[0-9a-f]{{32}}\.([0-9a-f]{{32}}\.kv|trunk|pin)|{re.escape(TEMPORARY)}.+"),
     ),
     "images": (image_folder, None, re.compile(rf"{IMAGE_NAME.pattern}|{re.escape(TEMPORARY)}.+")),
     "packed": (packed_folder, None, PACKED_NAME),

@@ -4,7 +4,8 @@ A segment holds the KV of tokens start..stop-1 after the tokens 0..start-1. For 
 state after them, which is only read if a sequence continues from there. Its file is named by two digests,
 <tokens before>.<tokens up to its end>.kv, so the segments of all conversations form a tree on disk. It contains all its
 token ids from 0 on, which are compared before use: nothing is ever restored for other tokens. A file <tokens>.trunk
-pins the segments that lead to these tokens; its modification time is their last use. Files are written by atomic rename
+pins the segments that lead to these tokens; its modification time is their last use. A file <tokens>.pin pins them for
+requests, until the time that it states (localllm.engine.pins.PinRecord). Files are written by atomic rename
 and have a checksum. Several processes may share the folder, and a crash leaves at most a temporary file. A full or
 broken disk turns the cache off, with one warning.
 """
@@ -30,6 +31,7 @@ from gguf_io.runner_info import RunnerInfo
 from gguf_io.system import make_folder, read_file
 from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go, pinned
 from localllm.engine.file_digest import FileDigest
+from localllm.engine.pins import Pin, PinRecord
 from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
 from localllm.engine.segment_file import DamagedSegmentError, read_header, read_kv, read_state, write_segment
 from localllm.files import TEMPORARY, listed, stale, write_whole
@@ -43,10 +45,12 @@ DEFAULT_BYTES = 4 * 2**30
 DEFAULT_SHARE = 0.05
 
 _DIGEST = 16
+_RECORD_BYTES = 1024
 _DIGESTS = "digests.json"  # of model files, below the root
 # Files with other names are never read, counted or removed.
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST}}}")
 _SEGMENT_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.([0-9a-f]{{{2 * _DIGEST}}})\.kv")
+_PIN_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.pin")
 _TRUNK_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.trunk")
 
 
@@ -71,7 +75,8 @@ class DiskCache:
     identity: everything that stored KV depends on except the tokens and the model's files. digest: of these files, None
     if the identity covers them; until it is known, nothing is found or stored. limit_bytes: for all identities
     together; None takes 4 GiB or 5 % of the free disk, whichever is less. whole: states cannot be truncated, so a
-    segment starts at 0 and is only usable whole. Only the engine's thread calls `find`, and only one
+    segment starts at 0 and is only usable whole. pinned_share: of the limit, for what requests pin. clock: the time in
+    seconds since 1970. Only the engine's thread calls `find`, and only one
     writer thread `store` and `pin`; `load` may be called from any thread.
     """
 
@@ -82,8 +87,11 @@ class DiskCache:
         limit_bytes: int | None = None,
         whole: bool = False,
         digest: FileDigest | None = None,
+        pinned_share: float = 0.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = root
+        self._pinned_share, self._clock = pinned_share, clock
         self._identity = identity
         self._whole = whole
         self.digest = digest or FileDigest((), root / _DIGESTS)
@@ -116,11 +124,11 @@ class DiskCache:
             files = [file for files, _ in adapters for file in files]
             digest = FileDigest(files, self._root / _DIGESTS, digest)
             identity += f"/{[weight for _, weight in adapters]}"
-        return DiskCache(self._root, identity, self._limit, self._whole, digest)
+        return DiskCache(self._root, identity, self._limit, self._whole, digest, self._pinned_share, self._clock)
 
     def of_states(self) -> "DiskCache":
         """The same tier for a model whose states cannot be truncated."""
-        return DiskCache(self._root, self._identity, self._limit, True, self.digest)
+        return DiskCache(self._root, self._identity, self._limit, True, self.digest, self._pinned_share, self._clock)
 
     @property
     def _folder(self) -> Path:
@@ -131,6 +139,7 @@ class DiskCache:
             for path in listed(self._opened):
                 if path.name.startswith(TEMPORARY) and path.name.endswith(".tmp") and stale(path):
                     path.unlink(missing_ok=True)
+            self._pins()
         make_folder(self._opened)
         return self._opened
 
@@ -209,10 +218,8 @@ class DiskCache:
             self._turn_off(error)
 
     def pin(self, tokens: Sequence[int]) -> None:
-        """Pin the segments of these tokens, except a partial last one: they are evicted after unpinned ones."""
-        if not self.enabled or not self.ready:
-            return
-        end = tokens if self._whole else tokens[: len(tokens) // SEGMENT_TOKENS * SEGMENT_TOKENS]
+        """Pin the segments of a trunk, except a partial last one: they are evicted after unpinned ones."""
+        end = self._pinnable(tokens)
         if not end:
             return
         try:
@@ -225,6 +232,28 @@ class DiskCache:
             write_whole(path, json.dumps(asdict(about)).encode(), lasting=False)
         except OSError as error:
             self._turn_off(error)
+
+    def keep(self, tokens: Sequence[int], pin: Pin) -> None:
+        """Pin the segments of these tokens for a request, except a partial last one: they are evicted last."""
+        end = self._pinnable(tokens)
+        if not end or not self._pinned_share:
+            return
+        now = self._clock()
+        made = PinRecord(now + pin.seconds, pin.seconds, pin.priority)
+        try:
+            path = self._folder / f"{_digest(end)}.pin"
+            if before := _pin_record(path, now):
+                longer = max(before, made, key=lambda one: one.until)
+                made = replace(longer, priority=min(before.priority, made.priority))
+            write_whole(path, json.dumps(asdict(made)).encode(), lasting=False)
+        except OSError as error:
+            self._turn_off(error)
+
+    def _pinnable(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens up to whose end whole segments are stored; none if nothing can be stored."""
+        if not self.enabled or not self.ready:
+            return ()
+        return tokens if self._whole else tokens[: len(tokens) // SEGMENT_TOKENS * SEGMENT_TOKENS]
 
     def _children(self) -> dict[str, list[Path]]:
         """All segments by the digest of the preceding tokens."""
@@ -246,8 +275,7 @@ class DiskCache:
         shorter = []
         for path in self._children()[parent]:
             header = read_header(path)
-            is_trunk = self._whole and os.path.exists(path.with_name(f"{path.name.split('.')[1]}.trunk"))
-            if header is None or is_trunk:
+            if header is None or (self._whole and any(os.path.exists(beside) for beside in _pins_of(path))):
                 continue
             length = len(header.tokens)
             if length < len(tokens) and header.tokens == list(tokens[:length]):
@@ -261,18 +289,48 @@ class DiskCache:
         excess = sum(file.size for file in files) - self._limit
         if excess <= 0:
             return
-        trunks = _stored_files(self._root, _TRUNK_NAME)
-        for size, path in first_to_go(files, pinned(files, trunks, int(TRUNK_SHARE * self._limit))):
+        trunks = [file.path for file in sorted(_stored_files(self._root, _TRUNK_NAME), key=lambda file: -file.used)]
+        kept = (
+            pinned(files, trunks, int(TRUNK_SHARE * self._limit)),
+            pinned(files, self._pins(), int(self._pinned_share * self._limit)),
+        )
+        for size, path in first_to_go(files, *kept):
             if excess <= 0:
                 return
-            path.unlink(missing_ok=True)
-            path.with_name(f"{path.name.split('.')[1]}.trunk").unlink(missing_ok=True)
+            for gone in (path, *_pins_of(path)):
+                gone.unlink(missing_ok=True)
             excess -= size
+
+    def _pins(self) -> list[Path]:
+        """The records of what requests pin, highest priority first, then latest use. Removes old and damaged ones."""
+        now, found = self._clock(), []
+        for file in _stored_files(self._root, _PIN_NAME):
+            if record := _pin_record(file.path, now):
+                found.append((record.priority, record.seconds - record.until, file.path))
+            else:
+                with contextlib.suppress(OSError):  # the folder is read-only
+                    file.path.unlink()
+        return [path for _, _, path in sorted(found)]
 
     def _turn_off(self, error: OSError) -> None:
         if self._works:
             self._works = False
             log.warning("KV is no longer kept on disk: %s: %s", self._root, error.strerror)
+
+
+def _pins_of(segment: Path) -> list[Path]:
+    """The files that pin a segment, if they exist."""
+    end = segment.name.split(".")[1]
+    return [segment.with_name(f"{end}.{kind}") for kind in ("trunk", "pin")]
+
+
+def _pin_record(path: Path, now: float) -> PinRecord | None:
+    """What a record says; None for one whose time is over, and for one that is damaged or gone."""
+    try:
+        record = PinRecord(**json.loads(read_file(path, _RECORD_BYTES)))
+        return record if record.holds(now) else None
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def missing_segments(stored: Iterable[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
@@ -288,9 +346,9 @@ def missing_segments(stored: Iterable[tuple[int, int]], length: int) -> Iterator
     yield from ((at, min(at + SEGMENT_TOKENS, length)) for at in range(start, length, SEGMENT_TOKENS))
 
 
-def disk_cache_of(info: RunnerInfo) -> DiskCache:
-    """The user's disk tier for KV that a runner computes."""
-    return DiskCache(disk_cache_folder(), info.kv_layout, digest=digest_of(info.kv_files))
+def disk_cache_of(info: RunnerInfo, pinned_share: float) -> DiskCache:
+    """The user's disk tier for KV that a runner computes. pinned_share: of its size, for what requests pin."""
+    return DiskCache(disk_cache_folder(), info.kv_layout, digest=digest_of(info.kv_files), pinned_share=pinned_share)
 
 
 def digest_of(files: Sequence[FileState]) -> FileDigest:

@@ -4,7 +4,7 @@ Segments of all models form trees by their names, see disk_cache: <tokens before
 is useless without those before it, so they are evicted after it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,8 @@ class StoredFile:
     used: int
 
 
-def first_to_go(files: Sequence[StoredFile], kept: Collection[Path] = ()) -> list[tuple[int, Path]]:
-    """Sizes and paths of segments in order of eviction: unreachable ones, least recently used ones, then `kept`."""
+def first_to_go(files: Sequence[StoredFile], *kept: Collection[Path]) -> list[tuple[int, Path]]:
+    """Sizes and paths of segments in order of eviction: unreachable, then least recently used, then each `kept`."""
     before = _before(files)
     depths: dict[Path, int] = {}
     for path in before:
@@ -43,23 +43,24 @@ def first_to_go(files: Sequence[StoredFile], kept: Collection[Path] = ()) -> lis
         if (parent := before[path]) is not None:
             used[parent] = max(used[parent], used[path])
 
-    def worth(file: StoredFile) -> tuple[bool, bool, int, int]:
-        return file.path in kept, depths[file.path] > 0, used[file.path], -depths[file.path]
+    def worth(file: StoredFile) -> tuple[int, bool, int, int]:
+        rank = max((number for number, paths in enumerate(kept, 1) if file.path in paths), default=0)
+        return rank, depths[file.path] > 0, used[file.path], -depths[file.path]
 
     return [(file.size, file.path) for file in sorted(files, key=worth)]
 
 
-def pinned(files: Sequence[StoredFile], trunks: Sequence[StoredFile], most: int) -> set[Path]:
-    """The segments that lead to trunks, up to `most` bytes: the most recently used trunks first, each from its start.
+def pinned(files: Sequence[StoredFile], pins: Iterable[Path], most: int) -> set[Path]:
+    """The segments that pins lead to, up to `most` bytes: those of the first pin first, each from its start.
 
-    trunks: files <tokens up to its end>.trunk beside their segments.
+    pins: files <tokens up to its end>.trunk or .pin beside their segments.
     """
     before, ends = _before(files), _ends(files)
     sizes = {file.path: file.size for file in files}
     found: set[Path] = set()
-    for trunk in sorted(trunks, key=lambda file: -file.used):
+    for pin in pins:
         way: list[Path] = []
-        at = ends.get((trunk.path.parent, trunk.path.name.partition(".")[0]))
+        at = ends.get((pin.parent, pin.name.partition(".")[0]))
         while at is not None and at not in way:
             way.append(at)
             at = before[at]

@@ -140,9 +140,9 @@ class KVManager:
         self._tell_images(handle, sequence.images)
         if self._runner.info.window_tokens and not sequence.background:
             branch = self.cache.match(sequence.space, tokens)
-            trunk = sequence.trunk // SEGMENT_TOKENS * SEGMENT_TOKENS
-            pins = (pin.tokens for pin in sequence.pins)
-            self._windows[sequence] = sorted({branch, trunk, sequence.trunk, *pins, len(sequence.tokens)})
+            ends = (sequence.trunk, *(pin.tokens for pin in sequence.pins))
+            whole = (end // SEGMENT_TOKENS * SEGMENT_TOKENS for end in ends)
+            self._windows[sequence] = sorted({branch, *ends, *whole, len(sequence.tokens)})
         if not self._can_truncate and not sequence.background:
             self._marks[sequence] = mark_places(
                 len(sequence.tokens), (sequence.trunk, *(pin.tokens for pin in sequence.pins))

@@ -1,9 +1,10 @@
-"""Beginnings of prompts that requests pin: evicted last until a time, within a share of each kind of memory."""
+"""Beginnings of prompts that requests pin: evicted last until a time, within a share of each memory and the disk."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+_CLOCK_S = 60.0  # by which clocks are set back without further meaning
 N = TypeVar("N", bound=Hashable)
 
 
@@ -14,6 +15,22 @@ class Pin:
     tokens: int
     seconds: float
     priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PinRecord:
+    """A pin as the disk tier stores it. until: in seconds since 1970. seconds: how long it was made for."""
+
+    until: float
+    seconds: float
+    priority: int
+
+    def holds(self, now: float) -> bool:
+        """Whether it pins at a time: not if it ends later than it can, because a clock was set back.
+
+        Raises TypeError for values that are no numbers.
+        """
+        return isinstance(self.priority, int) and 0 < self.until - now <= self.seconds + _CLOCK_S
 
 
 class Pins(Generic[N]):

@@ -41,7 +41,7 @@ def told(error: Exception) -> str:
 class _Prefix:
     """A prefix to copy to main memory, and to `disk` unless None.
 
-    trunk: how many of its tokens are a trunk. pins: the request's, for main memory. segments: still to be
+    trunk: how many of its tokens are a trunk. pins: the request's. segments: still to be
     exported, each (start, stop, goes to main memory, goes to the disk); None until looked up.
     """
 
@@ -55,13 +55,17 @@ class _Prefix:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A segment of KV to write, tokens[start:], with the state after it; or the trunk to pin, if `kv` is None."""
+    """A segment of KV to write, tokens[start:], with the state after it.
+
+    Without `kv`, what to pin: for a request if there is a `pin`, else a trunk.
+    """
 
     disk: DiskCache
     tokens: list[int]
     start: int = 0
     kv: bytes | None = None
     state: bytes = b""
+    pin: Pin | None = None
 
     @property
     def size(self) -> int:
@@ -184,7 +188,8 @@ class Spiller:
 
     def _state(self, prefix: _Prefix, sequence: int, stop: int) -> bytes:
         """The state to store after a segment, at ends and at STATE_TOKENS' divisors and multiples; else empty."""
-        ends = len(prefix.tokens), prefix.trunk // SEGMENT_TOKENS * SEGMENT_TOKENS
+        pinned = (prefix.trunk, *(pin.tokens for pin in prefix.pins))
+        ends = len(prefix.tokens), *(length // SEGMENT_TOKENS * SEGMENT_TOKENS for length in pinned)
         between = stop % STATE_TOKENS == 0 or STATE_TOKENS % stop == 0
         if isinstance(self._runner, KeepsStates) and (between or stop in ends):
             return self._runner.export_state(sequence, stop)
@@ -198,8 +203,11 @@ class Spiller:
                 self._copies.pin(prefix.space, trunk)
             for pin in prefix.pins:
                 self._copies.keep(prefix.space, prefix.tokens[: pin.tokens], pin)
-        if trunk and prefix.disk is not None:
-            self._writes.put(_Write(prefix.disk, trunk))
+        if prefix.disk is not None:
+            if trunk:
+                self._writes.put(_Write(prefix.disk, trunk))
+            for pin in prefix.pins:
+                self._writes.put(_Write(prefix.disk, prefix.tokens[: pin.tokens], pin=pin))
 
     def _due(self, prefix: _Prefix) -> deque[tuple[int, int, bool, bool]]:
         """The segments of a prefix still to be exported; looked up when its turn comes."""
@@ -218,10 +226,12 @@ class Spiller:
             try:
                 if not write.disk.ready:
                     write.disk.digest.wait(max(self._digest_due - time.monotonic(), 0.0))
-                if write.kv is None:
-                    write.disk.pin(write.tokens)
-                else:
+                if write.kv is not None:
                     write.disk.store(write.tokens, write.start, write.kv, write.state)
+                elif write.pin is not None:
+                    write.disk.keep(write.tokens, write.pin)
+                else:
+                    write.disk.pin(write.tokens)
             except Exception:  # such as MemoryError; without this thread, close would wait forever
                 log.exception("A KV segment was not written")
             with self._room:

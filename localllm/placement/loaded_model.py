@@ -197,7 +197,7 @@ def load_model(
             tokenizer = loading.result()
         chosen = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings))]
         adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
-        disk = disk_cache_of(runner.info) if settings.disk_cache else None
+        disk = disk_cache_of(runner.info, settings.pinned_percent / 100) if settings.disk_cache else None
         if drafter is None and runner.info.can_draft and isinstance(runner, DraftsItself):
             drafter = SelfDrafter(runner)
         engine = Engine(

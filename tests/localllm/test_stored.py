@@ -47,6 +47,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
         "settings": kept(home / "localllm/config.toml"),
     }
     trunk = kept(home / "localllm/kv" / ("0f" * 16) / f"{'3' * 32}.trunk")
+    pin = kept(home / "localllm/kv" / ("0f" * 16) / f"{'4' * 32}.pin")
     strange = [
         kept(home / "compiled/localllm-kernels/mine/photo"),
         kept(home / "localllm/kv/notes"),
@@ -66,7 +67,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
     told = CliRunner().invoke(application(), ["cache", *(word for name in caches for word in ("--free", name))])
     assert told.exit_code == 0 and "KiB" in told.stderr and "kernels: freed" in told.stderr
     gone = {what for what, path in places.items() if not path.exists()}
-    assert gone == set(caches) and not trunk.exists()
+    assert gone == set(caches) and not trunk.exists() and not pin.exists()
     assert all(path.exists() for path in [*strange, outside])
 
 

@@ -1,6 +1,7 @@
 """cache_control, prompt_cache_key and prompt_cache_retention pin prompts, and usage tells what was written and read."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -65,6 +66,19 @@ def test_streams_tell_it_too(http: httpx.Client) -> None:
     }
     text = http.post("/v1/messages", json=body).text
     assert '"cache_creation_input_tokens":0' not in text and '"cache_creation_input_tokens":' in text
+
+
+def test_a_pin_outlasts_the_server(start_server: StartServer, tmp_path: Path) -> None:
+    text = "Outlasting. " + 4 * BOOK
+    usages = []
+    for question in ("Who?", "When?"):
+        with start_server(XDG_CACHE_HOME=str(tmp_path)) as server, httpx.Client(base_url=server.url) as client:
+            content = [block(text, cache_control=EPHEMERAL), block(question)]
+            client.timeout = PATIENCE_S
+            usages.append(asked(client, messages=[{"role": "user", "content": content}]))
+        assert len(list(tmp_path.glob("localllm/kv/*/*.pin"))) == 1
+    assert usages[0]["cache_read_input_tokens"] < 20
+    assert usages[1]["cache_read_input_tokens"] >= usages[0]["cache_creation_input_tokens"] - 256
 
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses", "/v1/completions"])
