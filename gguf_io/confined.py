@@ -147,7 +147,7 @@ def answer_requests(answer: Callable[[str, bytes], Reply], memory_bytes: int) ->
             data = sys.stdin.buffer.read(request["bytes"])
             limit_processor_time(request["seconds"])
             found = answer(request["kind"], data)
-            raw = found.get("raw", b"")
+            raw = found.pop("raw", b"")
             reply = json.dumps(found | {"raw": len(raw)} if raw else found).encode()
         except MemoryError:
             os._exit(_EXIT_MEMORY)

@@ -6,7 +6,8 @@ import mimetypes
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -14,7 +15,7 @@ from gguf_io.system import read_file
 from localllm.chats import PASTED, Attachment
 from localllm.engine.request import Counts
 from localllm.errors import LocalLLMError, RequestError
-from localllm.extraction import UnreadableError, packed_suffix, text_of
+from localllm.extraction import Content, UnreadableError, content_of, packed_suffix
 from localllm.files import decoded, user_path
 from localllm.quoting.excerpt import as_file
 from localllm.text import shortened
@@ -88,15 +89,16 @@ def weigh(
     tokens = count_tokens(text)
     if tokens is None:
         return None
-    files = {name: file for name, file in _named(text, known) if file is not None}
-    for gone in counts.keys() - files.values():
+    files = _named(text, known)
+    for gone in counts.keys() - set(files):
         del counts[gone]
-    for name, file in files.items():
+    for file in files:
         if file not in counts:
             data = file.picture_data()
-            counts[file] = (picture_tokens(data) if data else count_tokens(as_file(name, file.text))) or 0
+            counts[file] = (picture_tokens(data) if data else count_tokens(as_file(file.name, file.text))) or 0
         tokens += counts[file]
-    return Weight(tokens, context, tuple(shortened(file.label, 24) for file in files.values()))
+    names = dict.fromkeys(shortened(file.name if file.page else file.label, 24) for file in files)
+    return Weight(tokens, context, tuple(names))
 
 
 def pasted(text: str) -> Attachment:
@@ -106,23 +108,32 @@ def pasted(text: str) -> Attachment:
     return Attachment(f"pasted-{size}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}", text)
 
 
-def _named(text: str, known: Sequence[Attachment]) -> list[tuple[str, Attachment | None]]:
-    """The texts and pictures that a draft names; None for files that are neither, or too large."""
-    named = {file.name: file for file in known}
-    return [(name, named.get(name) or _readable(name)) for name in dict.fromkeys(_mentions(text))]
+def _named(text: str, known: Sequence[Attachment]) -> list[Attachment]:
+    """The texts and pictures that a draft names, without files that are neither, or too large."""
+    named = _by_name(known)
+    files = (named.get(name) or _readable(name) for name in dict.fromkeys(_mentions(text)))
+    return list(chain.from_iterable(files))
 
 
-def _readable(name: str) -> Attachment | None:
+def _by_name(files: Sequence[Attachment]) -> dict[str, list[Attachment]]:
+    """Files by their names; a PDF has its text and the pages that are pictures."""
+    named: dict[str, list[Attachment]] = {}
+    for file in files:
+        named.setdefault(file.name, []).append(file)
+    return named
+
+
+def _readable(name: str) -> Sequence[Attachment]:
     path = user_path(name)
     try:
         if not os.path.isfile(path):
-            return None
+            return ()
         data = _read(path)
         if data.startswith(_PICTURES):
-            return Attachment(name, "", None, base64.b64encode(data).decode())
-        return Attachment(name, _text(path, data))
+            return (Attachment(name, "", None, base64.b64encode(data).decode()),)
+        return Attachment.of_file(name, _content(path, data))
     except (RequestError, ValueError):  # sending it says why it cannot be read
-        return None
+        return ()
 
 
 def _mentions(text: str) -> list[str]:
@@ -142,14 +153,16 @@ def find_attachments(
     message was first sent. Raises RequestError if a file cannot be read, has another type or is too large,
     MissingFileError if strict and a name looks like a path but does not exist, and what picture_tokens raises.
     """
-    named = {file.name: file for file in known}
-    found: dict[str, Attachment] = {}
+    named = _by_name(known)
+    found: dict[str, Sequence[Attachment]] = {}
     for quoted, plain in _MENTION.findall(text):
         name = quoted or plain.rstrip(".,;:!?)")
         path = user_path(name)
         if name in named:
-            file = named[name]
-            found[name] = file if file.picture or file.tokens is not None else text_file(name, file.text, count_tokens)
+            found[name] = [
+                file if file.picture or file.tokens is not None else text_file(name, file.text, count_tokens)
+                for file in named[name]
+            ]
         elif os.path.isfile(path):
             found[name] = attached(name, path, count_tokens, picture_tokens)
         elif strict and PASTED.fullmatch(name):
@@ -159,7 +172,7 @@ def find_attachments(
         elif strict and (quoted or _FILE_LIKE.fullmatch(name)):
             what = "is a folder" if os.path.isdir(path) else "does not exist"
             raise MissingFileError(f"{shortened(name)} {what}. Correct the name; Enter again sends it as text.")
-    return tuple(found.values())
+    return tuple(chain.from_iterable(found.values()))
 
 
 def text_file(name: str, text: str, count_tokens: Counter) -> Attachment:
@@ -182,38 +195,45 @@ def mention_of(pasted: str) -> str | None:
     return f'@"{name}"' if " " in name else f"@{name}"
 
 
-def attached(name: str, path: Path, count_tokens: Counter, picture_tokens: PictureCounter) -> Attachment:
-    """A file as an attachment. Raises RequestError if it cannot be read, is too large or of another type."""
+def attached(name: str, path: Path, count_tokens: Counter, picture_tokens: PictureCounter) -> tuple[Attachment, ...]:
+    """A file as attachments. Raises RequestError if it cannot be read, is too large or of another type."""
     data = _read(path)
     try:
-        return text_file(name, _text(path, data), count_tokens)
+        files = Attachment.of_file(name, _content(path, data))
     except UnicodeDecodeError as error:
         kind = mimetypes.guess_type(path.name)[0] or ""
         if data.startswith(_PICTURES) or kind.startswith("image/"):
-            return picture(name, data, picture_tokens)
+            return (picture(name, data, picture_tokens),)
         raise RequestError(
             f"{path}: is not UTF-8 text (byte {error.start}). Only text, PDF, DOCX and pictures can be attached."
         ) from error
+    try:
+        pages = [replace(page, tokens=picture_tokens(page.picture_data())) for page in files if page.picture]
+    except LocalLLMError as error:
+        if files[0].picture:
+            raise RequestError(f"{name} has no text, only pictures of pages. {error}") from error
+        pages = [page for page in files if page.picture]  # the answer says that they were not seen
+    return (*(text_file(name, file.text, count_tokens) for file in files if not file.picture), *pages)
 
 
-def _text(path: Path, data: bytes) -> str:
-    """The text of a file: PDF and DOCX are read in a confined process.
+def _content(path: Path, data: bytes) -> Content:
+    """The content of a file: PDF and DOCX are read in a confined process.
 
     Raises UnicodeDecodeError if it is no text, RequestError if it is too long or a document cannot be read.
     """
     if packed_suffix(data, path.name):
         try:
-            text = text_of(data, path.name)
+            content = content_of(data, path.name)
         except UnreadableError as error:
             raise RequestError(f"{path}: {error}.") from error
-        if not text.strip():
-            raise RequestError(f"{path}: has no text; its pages may be pictures. Attach them as pictures.")
-        size = len(text)
+        if not content.text.strip() and not content.pages:
+            raise RequestError(f"{path}: has no text, and shows nothing.")
+        size = len(content.text)
     else:
-        text, size = decoded(data), len(data)
+        content, size = Content(decoded(data)), len(data)
     if size > MAX_TEXT_BYTES:
         raise RequestError(f"{path}: has more than {MAX_TEXT_BYTES // 2**20} MiB of text. Attach a part of it.")
-    return text
+    return content
 
 
 def picture(name: str, data: bytes, picture_tokens: PictureCounter) -> Attachment:

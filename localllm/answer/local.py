@@ -17,7 +17,7 @@ from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.harmony import before_answer, before_call
 from localllm.answer.late_tools import history_of, name_of, ordered
 from localllm.answer.local_stream import LocalStream
-from localllm.answer.placeholders import has_images, without_images
+from localllm.answer.placeholders import has_images, images_of, without_images
 from localllm.answer.rendering import RenderedChat, render, shared_length, trunk_length
 from localllm.answer.request import AnswerRequest, Message
 from localllm.answer.splitter import AnswerScope, Splitter
@@ -30,6 +30,7 @@ from localllm.errors import RequestError
 from localllm.library.behaviour import Behaviour
 from localllm.library.errors import warn_once
 from localllm.placement.loaded_model import LoadedModel
+from localllm.text import counted
 
 if TYPE_CHECKING:
     from gguf_io.chat_template import ChatTemplate
@@ -117,8 +118,13 @@ class LocalModel:
             raise RequestError(f'"{self.name}" does not support tools')
         think = self._think(request)
         messages = list(request.messages) if request.before else self.conversation(request.messages)
+        warnings: tuple[str, ...] = ()
         if not self.loaded.sees_images:
+            images = len(images_of(messages))
             messages = without_images(messages)
+            if left_out := images - len(images_of(messages)):
+                what = counted(left_out, "picture")
+                warnings = (f"{self.name} reads text only, without {what} in files and results of tools.",)
         listed: Sequence[Mapping[str, Any]] = [tool for tool in request.tools if name_of(tool) not in request.described]
         if listed and not request.before:
             history = history_of(self.loaded.tool_histories, messages, listed, request.namespace)
@@ -177,7 +183,8 @@ class LocalModel:
         )
 
         text = None if request.before else prompt.text + header
-        return replace(self._prompt(generation, request, splitter, text), pictures=tuple(prompt.views))
+        prepared = self._prompt(generation, request, splitter, text)
+        return replace(prepared, pictures=tuple(prompt.views), warnings=warnings)
 
     def _parameters(self, request: AnswerRequest) -> Mapping[str, Schema]:
         """The schemas of the tools that may be called, by name, in plain form. Raises RequestError."""
@@ -368,6 +375,7 @@ class LocalPrompt:
     rendered: str | None = None
     one_call: bool = False
     pictures: "tuple[PictureView, ...]" = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -383,7 +391,8 @@ class LocalPrompt:
             generation = replace(generation, sampling=replace(generation.sampling, seed=seed + choice))
         splitter = self.splitter and self.splitter()
         stream = self.loaded.engine.submit(generation)
-        return LocalStream(stream, splitter, self.loaded.tokenizer.token_bytes, self.one_call, self.pictures)
+        spell = self.loaded.tokenizer.token_bytes
+        return LocalStream(stream, splitter, spell, self.one_call, self.pictures, self.warnings)
 
 
 def _scope_of(splitter: Callable[[], Splitter]) -> AnswerScope:

@@ -30,9 +30,13 @@ class LocalStream:
         token_bytes: Callable[[int], bytes],
         one_call: bool = False,
         pictures: "tuple[PictureView, ...]" = (),
+        warnings: tuple[str, ...] = (),
     ) -> None:
-        """splitter: None if all text is content. one_call: end with the first tool call. pictures: of the prompt."""
+        """splitter: None if all text is content. one_call: end with the first tool call. pictures, warnings: of the
+        prompt.
+        """
         self._pictures = pictures
+        self._warnings = (*warnings, *_hints(pictures))
         self._stream = stream
         self._one_call = one_call
         self._begun = False  # whether a call has begun
@@ -70,7 +74,7 @@ class LocalStream:
             event.seed,
             event.stop_string,
             self._pictures if event.finish_reason else (),
-            tuple(_hints(self._pictures)) if event.finish_reason else (),
+            self._warnings if event.finish_reason else (),
             prompt_logprobs=None if event.prompt_logprobs is None else tuple(map(self._logprob, event.prompt_logprobs)),
         )
 

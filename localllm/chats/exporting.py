@@ -37,7 +37,7 @@ def as_markdown(title: str, messages: Sequence[Message]) -> str:
         parts.append("## You\n" if message.role is Role.USER else f"## {message.model or 'Assistant'}\n")
         for file in message.attachments:
             if file.picture:
-                parts.append(f"*Picture: {file.name}*\n")
+                parts.append(f"*Picture: {file.label}*\n")
                 continue
             parts.append(f"{file.label}:\n\n{fenced(file.text)}")
         if message.reasoning:

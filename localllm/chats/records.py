@@ -9,6 +9,7 @@ from typing import Any, Self, get_type_hints
 
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
+from localllm.extraction import Content
 from localllm.quoting.excerpt import Excerpt, as_file
 
 # The name of a pasted text says what was pasted; the digest tells texts of the same size apart.
@@ -29,7 +30,7 @@ class Attachment:
     """A file attached to a message. tokens: None if the count is unknown.
 
     picture: an image file as base64, "" for a text. line: the number of the first line if this is an excerpt of a
-    document, else 0. page: the PDF page of an excerpt.
+    document, else 0. page: the PDF page of an excerpt or a picture.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Attachment:
         """The name; for an excerpt, with its place in the document; "pasted 5,000 lines" for a pasted text."""
         if found := PASTED.fullmatch(self.name):
             return f"pasted {int(found[1]):,} {found[2]}"
+        if self.picture and self.page:
+            return f"{self.name}, page {self.page}"
         return self.as_excerpt().label if self.line else self.name
 
     def picture_data(self) -> bytes:
@@ -53,6 +56,12 @@ class Attachment:
     def as_excerpt(self) -> Excerpt:
         """The text as an excerpt that answers can quote."""
         return Excerpt(self.name, self.text, self.line or 1, self.page)
+
+    @classmethod
+    def of_file(cls, name: str, content: Content) -> tuple[Self, ...]:
+        """A file's text, and the pages of a PDF that are pictures; their tokens are not counted."""
+        pages = (cls(name, "", picture=base64.b64encode(one.data).decode(), page=one.page) for one in content.pages)
+        return (*([cls(name, content.text)] if content.text or not content.pages else []), *pages)
 
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> Self:
@@ -126,7 +135,7 @@ class Message:
 
     @property
     def picture_names(self) -> tuple[str, ...]:
-        return tuple(file.name for file in self.attachments if file.picture)
+        return tuple(file.label for file in self.attachments if file.picture)
 
     def pictures(self) -> tuple[bytes, ...]:
         return tuple(file.picture_data() for file in self.attachments if file.picture)

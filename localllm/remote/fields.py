@@ -107,7 +107,9 @@ def _messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     found = []
     waiting: dict[str, str] = {}  # calls without results: their ids and names
-    for number, message in enumerate(without_images(messages)):  # results have no images in this protocol
+    for number, message in enumerate(messages):
+        if message["role"] == "tool":  # results have no images in this protocol
+            (message,) = without_images([message])  # noqa: PLW2901
         fields: dict[str, Any] = {"role": message["role"], "content": _content(message.get("content", ""))}
         if reasoning := message.get("reasoning_content") or message.get("thinking"):
             fields["reasoning_content"] = reasoning

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from gguf_io import pictures
@@ -16,7 +17,7 @@ from localllm.extraction import UnreadableError
 from localllm.server.bodies import OpenAIMessage, OpenAIToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
 from localllm.server.fetching import FETCHER
-from localllm.server.files import file_text
+from localllm.server.files import sent_file
 from localllm.server.limits import MAX_IMAGES, MAX_READ_IMAGES
 
 Part = dict[str, Any]
@@ -188,35 +189,46 @@ def openai_content(content: str | list[Part] | None, role: str) -> Any:
     """
     if content is None or isinstance(content, str):
         return content or ""
-    return plain([_part(part, role) for part in content])
+    return plain(list(chain.from_iterable(_parts(part, role) for part in content)))
 
 
-def _part(part: Any, role: str) -> Part:
+def _parts(part: Any, role: str) -> list[Part]:
+    """A part of a message, and the pages of a file that are pictures."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("text", "input_text", "output_text", "refusal"):
         text = part.get("text") or part.get("refusal") or ""
         if not isinstance(text, str):
             raise ApiError(400, f"a part of type {kind} needs text")
-        return text_part(text)
+        return [text_part(text)]
     if kind in ("image_url", "input_image") and role in ("user", "tool"):
         about = part.get("image_url")
         about = about if isinstance(about, dict) else {"url": about, "detail": part.get("detail")}
         url, detail = about.get("url"), about.get("detail")
-        return image_part_of_url(url, detail) if role == "user" else noted_image(lambda: image_part_of_url(url, detail))
+        if role == "user":
+            return [image_part_of_url(url, detail)]
+        return [noted_image(lambda: image_part_of_url(url, detail))]
     if kind in ("file", "input_file"):
         about = part.get("file") if isinstance(part.get("file"), dict) else part
-        return file_part(about.get("file_data"), about.get("filename"))
-    return _note("part", str(kind)[:64] if kind is not None else "part")
+        return file_parts(about.get("file_data"), about.get("filename"), sees=role in ("user", "tool"))
+    return [_note("part", str(kind)[:64] if kind is not None else "part")]
 
 
-def file_part(encoded: object, name: object, media_type: object = None, kind: str = "file") -> Part:
-    """The text of a file in base64, or the note that replaces it. kind: what the note calls it."""
+def file_parts(
+    encoded: object, name: object, media_type: object = None, kind: str = "file", sees: bool = True
+) -> list[Part]:
+    """The text of a file in base64, and its pages that are pictures, or the note that replaces it.
+
+    kind: what the note calls it. sees: whether the message may have images; otherwise notes replace the pages.
+    """
     try:
-        return text_part(file_text(encoded, name, media_type))
+        text, pages = sent_file(encoded, name, media_type)
     except UnreadableError as error:
         why = str(error).partition(":")[0]  # without the command that would install a library
         note_ignored(f"a file that {why}")
-        return text_part(left_out(kind))
+        return [text_part(left_out(kind))]
+    notes = [text_part(left_out(f"page {page.page} of the {kind}, a picture")) for page in pages]
+    shown = [{"type": "image", "data": page.data, NOTE: note["text"]} for page, note in zip(pages, notes, strict=True)]
+    return [*([text_part(text)] if text or not pages else []), *(shown if sees else notes)]
 
 
 def _note(what: str, kind: str) -> Part:

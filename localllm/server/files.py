@@ -1,10 +1,10 @@
-"""Files within requests: their text, as the model reads it."""
+"""Files within requests: their text and the pictures of pages without text, as the model reads them."""
 
 import base64
 import binascii
 from contextvars import ContextVar
 
-from localllm.extraction import UnreadableError, text_of
+from localllm.extraction import PagePicture, UnreadableError, content_of
 from localllm.server.limits import MAX_FILES
 from localllm.text import harmless
 
@@ -14,10 +14,10 @@ READ: ContextVar[list[str] | None] = ContextVar("files", default=None)
 """The names of the files that were read for the current request."""
 
 
-def file_text(encoded: object, name: object, media_type: object = None) -> str:
-    """The name and the text of a file. PDF and DOCX need the extra `documents`. Raises UnreadableError.
+def sent_file(encoded: object, name: object, media_type: object = None) -> tuple[str, tuple[PagePicture, ...]]:
+    """The name and the text of a file, and its pages that are pictures. PDF and DOCX need the extra `documents`.
 
-    encoded: base64, or a data: URL with it. name: not text if it is unknown.
+    encoded: base64, or a data: URL with it. name: not text if it is unknown. Raises UnreadableError.
     """
     title = harmless(" ".join(name.split()))[:LONGEST_NAME] if isinstance(name, str) else ""
     if not isinstance(encoded, str) or not encoded:
@@ -34,5 +34,5 @@ def file_text(encoded: object, name: object, media_type: object = None) -> str:
         if len(read) >= MAX_FILES:
             raise UnreadableError(f"is more than the {MAX_FILES} files that are read of a request")
         read.append(title)
-    text = text_of(data, title, media_type)
-    return f"{title}\n{text}" if title else text
+    content = content_of(data, title, media_type)
+    return (f"{title}\n{content.text}" if title else content.text), content.pages

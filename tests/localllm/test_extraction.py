@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from gguf_io import confined
 from localllm import extraction
-from localllm.extraction import Document, Extractor, UnreadableError
-from tests.pdf_files import pdf_of
+from localllm.extraction import Content, Document, Extractor, UnreadableError, content_of
+from tests.pdf_files import BLANK, DRAWING, pdf_of
 
 WEB_PAGE = """\
 <html><head><title>Ships</title>
@@ -116,7 +117,7 @@ def test_a_reader_that_takes_too_long_is_ended_and_started_again(
 ) -> None:
     monkeypatch.setattr(extraction, "WALL_SECONDS", 0.5)
     monkeypatch.setattr(confined, "_BOOTSTRAP", "import sys; sys.stdin.buffer.read()")
-    with pytest.raises(UnreadableError, match="takes too long"):
+    with pytest.raises(UnreadableError, match=r"takes too long"):
         of(extractor, "a.html", b"<p>x</p>")
     monkeypatch.undo()
     assert of(extractor, "a.html", b"<p>x</p>").pages == (("x",),)
@@ -143,3 +144,103 @@ def test_closing_ends_the_child(extractor: Extractor) -> None:
     assert child.returncode is not None
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
+
+
+MOST_PIXELS = (2**11 + 1) ** 2  # sides are rounded up
+
+
+@pytest.fixture
+def drawer(extractor: Extractor) -> Extractor:
+    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdfium2")
+    return extractor
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
+def test_pages_are_drawn_as_they_are(drawer: Extractor) -> None:
+    """The drawing is a rectangle of 300 x 500 points at 100, 100 of a page of 595 x 842."""
+    drawn = drawer.draw(pdf_of([["text"], DRAWING, BLANK]), [3, 2])
+    assert list(drawn) == [3, 2] and drawn[3] == b""
+    image = opened(drawn[2])
+    assert image.width / image.height == pytest.approx(595 / 842, abs=0.002)
+    assert 0.95 * MOST_PIXELS < image.width * image.height <= MOST_PIXELS
+    points = image.width / 595
+    inside, outside = image.getpixel((250 * points, 400 * points)), image.getpixel((20, 20))
+    assert inside == pytest.approx((51, 102, 230), abs=4) and outside == (255, 255, 255)
+    blue = sum(count for count, colour in image.getcolors(1 << 22) or [] if colour[0] < 128)
+    assert blue == pytest.approx(300 * 500 * points**2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("size", "most"),
+    [
+        ("1000000000 1000000000", (2049, 2601)),
+        ("0 0", (2049, 2601)),  # PDFium takes Letter
+        ("nan inf", (2049, 2601)),
+        ("200 9000", (8192, 8192)),
+        ("72 72", (300, 300)),  # 300 DPI
+    ],
+)
+def test_pages_of_any_size_have_bounded_pictures(drawer: Extractor, size: str, most: tuple[int, int]) -> None:
+    image = opened(drawer.draw(pdf_of(["0 g 0 0 36 99999 re f"], size), [1])[1])
+    assert image.width <= most[0] and image.height <= most[1] and image.width * image.height <= MOST_PIXELS
+
+
+def test_content_is_text_where_there_is_text_and_pictures_where_there_is_none(drawer: Extractor) -> None:
+    found = content_of(pdf_of([["one"], DRAWING, BLANK, ["four"]]), "a.pdf")
+    assert found.text == "one\n\n[page 2: a picture]\n\n\n\nfour"
+    assert [page.page for page in found.pages] == [2]
+    assert content_of(pdf_of([BLANK, DRAWING]), "a.pdf").text == ""
+    assert content_of(pdf_of([BLANK]), "a.pdf") == Content("")
+    many = content_of(pdf_of([DRAWING] * 22 + [["end"]]), "a.pdf")
+    assert len(many.pages) == 20
+    assert many.text.endswith("end\n[pages without text are left out, 21, 22: only 20 are shown]")
+
+
+def test_a_file_is_drawn_once(drawer: Extractor, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pdf_of([DRAWING, ["once"]])
+    first = content_of(data, "a.pdf")
+    monkeypatch.setattr(Extractor, "draw", lambda *_: pytest.fail("drawn again"))
+    assert content_of(data, "another.pdf") is first
+
+
+def test_pages_that_cannot_be_drawn_leave_the_text(drawer: Extractor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> dict[int, bytes]:
+        raise UnreadableError("cannot be drawn: it takes too long")
+
+    monkeypatch.setattr(Extractor, "draw", fail)
+    mixed = content_of(pdf_of([["words"], DRAWING]), "a.pdf")
+    assert mixed.text == "words\n\n\n[pages without text are left out, 2: they cannot be drawn: it takes too long]"
+    with pytest.raises(UnreadableError, match=r"^has no text, and its pages cannot be drawn: it takes too long$"):
+        content_of(pdf_of([DRAWING, DRAWING]), "a.pdf")
+
+
+def test_a_drawing_that_takes_too_much_ends_the_child_and_the_next_is_drawn(
+    drawer: Extractor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extraction, "CPU_SECONDS", 2)
+    tiles = "<< /PatternType 1 /PaintType 1 /TilingType 1 /BBox [0 0 1 1] /XStep .0001 /YStep .0001 /Length 20 >>"
+    page = "/Pattern cs /P scn 0 0 595 842 re f"
+    data = pdf_of([page]).replace(b"/Font << /F1 3 0 R >>", b"/Pattern << /P 3 0 R >>")
+    font = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+    data = data.replace(font, tiles.encode() + b"\nstream\n0 g 0 0 .5 .5 re f  \nendstream")
+    with pytest.raises(UnreadableError, match=r"takes too (long|much memory)"):
+        drawer.draw(data, [1])
+    assert drawer.draw(pdf_of([DRAWING]), [1])[1]
+
+
+@pytest.mark.parametrize("data", [b"", b"%PDF-1.7\n%%EOF", pdf_of([DRAWING])[:300], b"\0" * 1000])
+def test_what_cannot_be_drawn_is_told_in_a_sentence(drawer: Extractor, data: bytes) -> None:
+    with pytest.raises(UnreadableError, match=r"^cannot be drawn: "):
+        drawer.draw(data, [1])
+    with pytest.raises(UnreadableError, match=r"^cannot be drawn: "):
+        drawer.draw(pdf_of([DRAWING]), [2])  # it has one page
+
+
+def test_what_is_missing_to_draw_is_named(extractor: Extractor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extraction.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UnreadableError, match=r"needs pypdfium2: .* -m pip install pypdfium2"):
+        extractor.draw(pdf_of([DRAWING]), [1])

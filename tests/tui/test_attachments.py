@@ -22,7 +22,7 @@ from localllm.text import human_bytes
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.gpu_offload.projector_files import png, write_projector
 from tests.oracle import llama_oracle
-from tests.pdf_files import pdf_of
+from tests.pdf_files import BLANK, DRAWING, pdf_of
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.attachments import find_attachments, mention_of
@@ -163,7 +163,7 @@ def test_many_pictures_are_counted_where_an_answer_went_without_them() -> None:
         ("all.zip", b"PK\x03\x04\xff", "Only text, PDF, DOCX and pictures"),
         ("broken.pdf", b"%PDF-1.7\n%%EOF", "broken.pdf: cannot be read as PDF: "),
         ("named.docx", b"just text", "named.docx: cannot be read as DOCX: "),
-        ("blank.pdf", pdf_of([[]]), "blank.pdf: has no text"),
+        ("blank.pdf", pdf_of([[]]), "blank.pdf: has no text, and shows nothing"),
         ("long.txt", b"x" * (2 * 2**20 + 1), "more than 2 MiB of text"),
     ],
 )
@@ -194,6 +194,65 @@ def test_documents_are_attached_with_their_text_and_weighed_before(make_app: Mak
             assert all(file.tokens for file in chat.conversation.messages[0].attachments)
 
     asyncio.run(flow())
+
+
+def test_pages_without_text_are_attached_as_pictures(make_app: MakeApp, folder: Path, store: SessionStore) -> None:
+    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdfium2")
+    (folder / "scan.pdf").write_bytes(pdf_of([DRAWING, BLANK, DRAWING]))
+    (folder / "tide.pdf").write_bytes(pdf_of([["high water 4:20"], DRAWING]))
+    backend = FakeBackend([said("Yes."), ended()], [said("Again."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            chat.prompt.insert("Compare @scan.pdf and @tide.pdf")
+            await until(pilot, lambda: "with scan.pdf, tide.pdf" in str(chat.prompt.border_subtitle))
+            assert int(str(chat.prompt.border_subtitle).split()[0]) > 3 * 256
+            await pilot.press("enter")
+            await answered(pilot)
+            lines = [str(line.content) for line in chat.query(".attachment").results(Static)]
+            assert lines[0].startswith("▤ tide.pdf · ") and lines[1:] == [
+                "▣ scan.pdf · 2 pages as pictures · 512 tokens", "▣ tide.pdf · 1 page as pictures · 256 tokens",
+            ]  # fmt: skip
+            (folder / "scan.pdf").unlink()
+            await pilot.press("ctrl+up", "ctrl+up", "ctrl+e")
+            await resend(pilot, backend)
+
+    asyncio.run(flow())
+    for request in backend.requests:
+        *images, text = request.messages[0]["content"]
+        assert [image["data"][:3] for image in images] == [b"\xff\xd8\xff"] * 3
+        assert "File tide.pdf:\n```\nhigh water 4:20\n\n[page 2: a picture]\n```" in text["text"]
+    (session,) = store.sessions()
+    names = [file.label for file in store.path(session.id)[0].attachments]
+    assert names == ["scan.pdf, page 1", "scan.pdf, page 3", "tide.pdf", "tide.pdf, page 2"]
+    assert "*Picture: scan.pdf, page 3*" in as_markdown("t", store.path(session.id))
+
+
+def test_pages_and_models_that_read_text_only(make_app: MakeApp, folder: Path) -> None:
+    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdfium2")
+    (folder / "scan.pdf").write_bytes(pdf_of([DRAWING]))
+    (folder / "tide.pdf").write_bytes(pdf_of([["high water 4:20"], DRAWING]))
+    backend = FakeBackend([said("At 4:20."), ended()], sees=False)
+
+    async def flow() -> None:
+        async with make_app(backend).run_test() as pilot:
+            chat = await loaded(pilot)
+            await say(pilot, "Read @scan.pdf")
+            await until(pilot, lambda: chat.query(".failure"))
+            told = str(chat.query_one(".failure").render())
+            assert "scan.pdf has no text, only pictures of pages. tiny reads text only." in told
+            chat.prompt.text = ""
+            await ask(pilot, "Read @tide.pdf")
+            (view,) = (view for view in chat.transcript.views if isinstance(view, AnswerView))
+            figures = str(view.query_one(".figures", Static).content)
+            assert figures.startswith("Answered without tide.pdf, page 2: this model reads text only.\n")
+
+    asyncio.run(flow())
+    sent = backend.requests[0].messages[0]["content"]
+    assert "high water 4:20" in sent and "Picture tide.pdf, page 2: it cannot be shown to you." in sent
 
 
 def test_an_edited_message_keeps_what_it_still_names(make_app: MakeApp, folder: Path) -> None:

@@ -4,6 +4,7 @@ import base64
 import binascii
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,7 +53,7 @@ def read_prompt(blocks: Blocks, folder: Folder, backend: Backend) -> tuple[str, 
     Raises RequestError for what the model cannot be given: sound, a file that is neither text nor PNG nor JPEG.
     """
     texts: list[str] = []
-    files: dict[str, Attachment] = {}
+    files: dict[str, tuple[Attachment, ...]] = {}
     for block in blocks:
         match block:
             case schema.TextContentBlock():
@@ -60,16 +61,16 @@ def read_prompt(blocks: Blocks, folder: Folder, backend: Backend) -> tuple[str, 
                 continue
             case schema.ImageContentBlock():
                 name = _name(block.uri, folder) if block.uri else f"picture-{len(files) + 1}"
-                files[name] = picture(name, _decoded(name, block.data), backend.picture_tokens)
+                files[name] = (picture(name, _decoded(name, block.data), backend.picture_tokens),)
             case schema.ResourceContentBlock():
                 name, path = _name(block.uri, folder), _path(block.uri)
                 if path is not None and (text := folder.files.unsaved(path)) is not None:
-                    files[name] = text_file(name, text, backend.count_tokens)
+                    files[name] = (text_file(name, text, backend.count_tokens),)
                 elif path is not None and os.path.isfile(path):
                     files[name] = attached(name, path, backend.count_tokens, backend.picture_tokens)
             case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as resource):
                 name = _name(resource.uri, folder)
-                files[name] = text_file(name, resource.text, backend.count_tokens)
+                files[name] = (text_file(name, resource.text, backend.count_tokens),)
             case schema.EmbeddedResourceContentBlock():
                 raise RequestError(f"{_name(block.resource.uri, folder)}: only text can be embedded in a prompt.")
             case _:
@@ -78,7 +79,7 @@ def read_prompt(blocks: Blocks, folder: Folder, backend: Backend) -> tuple[str, 
     text = "".join(texts).strip()
     if not text:
         raise RequestError("The prompt is empty.")
-    return text, tuple(files.values())
+    return text, tuple(chain.from_iterable(files.values()))
 
 
 def servers_of(given: Servers) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The folder of documents that a chat searches, and the attachments of a message."""
 
 import asyncio
+import base64
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,11 +41,11 @@ class ChatFolder:
         if not folder:
             return named
         opened = await self.open(folder)
-        found, fits = await in_thread(lambda: self._excerpts(opened, text))
+        found, warnings = await in_thread(lambda: self._excerpts(opened, text))
         if not found and not named:
             raise RequestError(f"Nothing in {folder} fits that. /folder off asks the model without documents.")
-        if not fits:
-            self._chat.notify(opened.doubt, severity="warning")
+        for warning in warnings:
+            self._chat.notify(warning, severity="warning", markup=False)
         return (*found, *named)
 
     async def open(self, folder: str) -> "IndexedFolder":
@@ -92,14 +93,20 @@ class ChatFolder:
         self._status_line.facts.activity = (f"embedding {total} chunks", done / max(total, 1))
         return not self._stop.is_set()
 
-    def _excerpts(self, opened: "IndexedFolder", question: str) -> tuple[list[Attachment], bool]:
-        """The excerpts for a question, and whether they fit it."""
+    def _excerpts(self, opened: "IndexedFolder", question: str) -> tuple[list[Attachment], list[str]]:
+        """The excerpts for a question, and warnings for the user."""
         info, count = self._backend.info, self._backend.count_tokens
         context = self._conversation.parameters.ctx or (info and info.context) or ASSUMED_CONTEXT
         room = context // (4 if self._conversation.messages else 2)  # leave space for other turns
         with self._lock:
-            found, fits = opened.excerpts(question, room, count)
-        return [Attachment(each.name, each.text, count(each.text), "", each.line, each.page) for each in found], fits
+            most = self._conversation.parameters.image_max_tokens
+            found, warnings = opened.excerpts(question, room, count, bool(info and info.sees), most)
+        files = []
+        for each, picture in found:
+            tokens = self._chat.picture_tokens(picture) if picture else count(each.text)
+            encoded = base64.b64encode(picture).decode()
+            files.append(Attachment(each.name, each.text, tokens, encoded, each.line, each.page))
+        return files, warnings
 
 
 def folder_note(folder: str, opened: "IndexedFolder") -> list[Row]:

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Collapsible, Static
 
 from localllm.answer.event import AnswerPart, PartKind
-from localllm.chats import OUTPUT, Message
+from localllm.chats import OUTPUT, Attachment, Message
 from localllm.text import counted, harmless, human_bytes, human_seconds, shortened
 from tui.widgets.frame import preview
 from tui.widgets.pictures import drawn
@@ -69,30 +69,40 @@ class UserView(MessageView):
         yield Static(harmless(self.message.content), markup=False, classes="said")
         excerpts = [file for file in self.message.attachments if file.line]
         if excerpts:
-            known = [file.tokens for file in excerpts if file.tokens is not None]
-            tokens = f" · {sum(known):,} tokens" if known else ""
             places = ", ".join(file.label for file in excerpts)
-            text = f"▤ {counted(len(excerpts), 'excerpt')}{tokens} · {places}"
+            text = f"▤ {counted(len(excerpts), 'excerpt')}{_tokens(excerpts)} · {places}"
             yield Static(harmless(text), markup=False, classes="attachment")
+        pages: dict[str, list[Attachment]] = {}
         for file in self.message.attachments:
-            if file.line:
-                continue
-            tokens = "" if file.tokens is None else f" · {file.tokens:,} tokens"
-            if file.name == OUTPUT and self.message.content.startswith("!"):
-                lines = file.text.count("\n") + 1
-                title: Any = Content(f"▤ {counted(lines, 'line')}{tokens}")
-                shown = Static(harmless(file.text), markup=False)
-                yield Collapsible(shown, title=title, collapsed=lines > MOST_LINES, classes="result")
-                continue
-            data = file.picture_data()
-            size = f" · {human_bytes(len(data))}" if data else ""
-            yield Static(
-                harmless(f"{'▣' if data else '▤'} {file.label}{size}{tokens}"), markup=False, classes="attachment"
-            )
-            if data and (picture := drawn(data)):
-                yield picture
+            if file.picture and file.page and not file.line:
+                pages.setdefault(file.name, []).append(file)
+            elif not file.line:
+                yield from self._file(file)
+        for name, drawings in pages.items():
+            yield from self._pages(name, drawings)
         for mark in self._variant_mark():
             yield Static(mark, classes="figures")
+
+    def _file(self, file: Attachment) -> ComposeResult:
+        tokens = _tokens([file])
+        if file.name == OUTPUT and self.message.content.startswith("!"):
+            lines = file.text.count("\n") + 1
+            title: Any = Content(f"▤ {counted(lines, 'line')}{tokens}")
+            shown = Static(harmless(file.text), markup=False)
+            yield Collapsible(shown, title=title, collapsed=lines > MOST_LINES, classes="result")
+            return
+        data = file.picture_data()
+        size = f" · {human_bytes(len(data))}" if data else ""
+        yield Static(harmless(f"{'▣' if data else '▤'} {file.label}{size}{tokens}"), markup=False, classes="attachment")
+        if data and (picture := drawn(data)):
+            yield picture
+
+    def _pages(self, name: str, pages: Sequence[Attachment]) -> ComposeResult:
+        """The pages of a PDF that are pictures; only the first is drawn."""
+        text = f"▣ {name} · {counted(len(pages), 'page')} as pictures{_tokens(pages)}"
+        yield Static(harmless(text), markup=False, classes="attachment")
+        if picture := drawn(pages[0].picture_data()):
+            yield picture
 
 
 class AnswerView(MessageView):
@@ -242,6 +252,12 @@ class ToolView(MessageView):
         title: Any = Content(harmless(f"⚙ {' '.join(parts.split())}"))  # a text would be read as markup
         shown = preview(text.rstrip("\n"), is_diff=changed)
         yield Collapsible(Static(shown, markup=False), title=title, collapsed=not changed, classes="result")
+
+
+def _tokens(files: Sequence[Attachment]) -> str:
+    """What files take together, as far as it is known."""
+    known = [file.tokens for file in files if file.tokens is not None]
+    return f" · {sum(known):,} tokens" if known else ""
 
 
 def _verdict(checker: "QuotationChecker") -> Content:

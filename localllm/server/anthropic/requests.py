@@ -6,6 +6,7 @@ cannot reach the model is replaced by a note that the model reads.
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from localllm.server.anthropic.client_tools import known
 from localllm.server.bodies import Body, Extensions, ModelBody, Object, Objects, note_ignored, shown
 from localllm.server.contents import (
     Part,
-    file_part,
+    file_parts,
     image_part,
     image_part_of_url,
     left_out,
@@ -270,7 +271,7 @@ def _messages(message: AnthropicMessage, loading: _Loading) -> list[Object]:
         elif kind == "image" and role == "user":
             parts.append(_image(block.get("source")))
         elif kind != "redacted_thinking":
-            parts.append(text_part(_text(block)))
+            parts += _parts(block, role)
     fields: Object = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
     if calls:
         fields["tool_calls"] = calls
@@ -287,19 +288,23 @@ def _image(source: Any) -> Part:
 
 def _result(block: Object) -> str | list[Part]:
     """A tool's result: text, or parts if it has images."""
-    content = plain([_part(inner) for inner in _blocks(block.get("content"))])
+    content = plain(list(chain.from_iterable(_parts(inner, "tool") for inner in _blocks(block.get("content")))))
     return content or ("The tool failed without a message." if block.get("is_error") else "")
 
 
-def _part(block: Object) -> Part:
-    if block.get("type") == "image":
-        return noted_image(lambda: _image(block.get("source")))
-    return text_part(_text(block))
+def _parts(block: Object, role: str) -> list[Part]:
+    """A block as text, with the images of a tool's result, and pages of a document that are pictures."""
+    if block.get("type") == "image" and role == "tool":
+        return [noted_image(lambda: _image(block.get("source")))]
+    if block.get("type") == "document":
+        title = block.get("title")
+        return [*([text_part(title)] if isinstance(title, str) else []), *_document(block.get("source"), role)]
+    return [text_part(_text(block))]
 
 
 def _joined(content: Any) -> str:
     """The text of a content, which is text or blocks."""
-    return "\n".join(map(_text, _blocks(content)))
+    return "\n".join(part["text"] for block in _blocks(content) for part in _parts(block, "assistant"))
 
 
 def _blocks(content: Any) -> list[Object]:
@@ -321,19 +326,17 @@ def _text(block: Mapping[str, Any]) -> str:
     if kind == "search_result":
         source = block.get("source")
         return "\n".join([*head, *([source] if isinstance(source, str) else []), _joined(block.get("content"))])
-    if kind == "document":
-        return "\n".join([*head, _document(block.get("source"))])
     note_ignored(f"block of type {shown(kind)}")
     return left_out(str(kind)[:64])
 
 
-def _document(source: Any) -> str:
+def _document(source: Any, role: str) -> list[Part]:
     kind, data = (source.get("type"), source.get("data")) if isinstance(source, dict) else (None, None)
     if kind == "text" and isinstance(data, str):
-        return data
+        return [text_part(data)]
     if kind == "content" and isinstance(source, dict):
-        return _joined(source.get("content"))
+        return [text_part(_joined(source.get("content")))]
     if kind == "base64" and isinstance(source, dict):
-        return str(file_part(data, None, source.get("media_type"), "document")["text"])
+        return file_parts(data, None, source.get("media_type"), "document", sees=role in ("user", "tool"))
     note_ignored(f"document whose source is of type {shown(kind)}")
-    return left_out("document")
+    return [text_part(left_out("document"))]

@@ -5,6 +5,7 @@ import binascii
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, fields
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote, urlsplit
@@ -26,7 +27,7 @@ from localllm.chats.saved import read_persona, read_prompt, save_persona, save_p
 from localllm.chats.store import split_search, tag_of
 from localllm.choices import described, suggested
 from localllm.errors import LocalLLMError, RequestError
-from localllm.extraction import UnreadableError, text_of
+from localllm.extraction import Content, UnreadableError, content_of
 from localllm.files import TEMPORARY
 from localllm.remote.connection import is_local
 from localllm.server.bodies import Object
@@ -427,10 +428,12 @@ async def _ask(
     service: Service,
 ) -> None:
     """Store a prompt, or the new version of one, and begin its answer. Raises RequestError for files."""
-    files = (*kept, *[await to_thread.run_sync(_attachment, file) for file in body.files])
+    read = [await to_thread.run_sync(_attachments, file) for file in body.files]
+    files = (*kept, *chain.from_iterable(read))
     if not body.content.strip() and not files:
         raise ApiError(400, "the prompt is empty")
-    if any(file.picture for file in files):
+    with_text = {file.name for file in files if not file.picture}
+    if any(file.picture and file.name not in with_text for file in files):
         models, entry = await service.find(conversation.model)
         if "vision" not in await to_thread.run_sync(models.capabilities, entry):
             raise RequestError(f"{conversation.model} reads text only. Remove the image, or choose a vision model.")
@@ -445,24 +448,24 @@ async def _ask(
     chats.begin(conversation, namespace_of(request.scope))
 
 
-def _attachment(file: FileBody) -> Attachment:
-    """A file of a request as an attachment. Raises RequestError."""
-    text = file.text
-    if text is None:
+def _attachments(file: FileBody) -> tuple[Attachment, ...]:
+    """A file of a request, and its pages that are pictures, as attachments. Raises RequestError."""
+    content = Content(file.text or "")
+    if file.text is None:
         data = _bytes(file.name, file.data or "")
         if data.startswith(tuple(_PICTURES)):
             try:
                 pictures.check(data)
             except LocalLLMError as error:
                 raise RequestError(f"{file.name} cannot be attached. {error}") from error
-            return Attachment(file.name, "", None, base64.b64encode(data).decode())
+            return (Attachment(file.name, "", None, base64.b64encode(data).decode()),)
         try:
-            text = text_of(data, file.name)
+            content = content_of(data, file.name)
         except UnreadableError as error:
             raise RequestError(f"{file.name} {error}.") from error
-    if len(text) > MAX_TEXT_CHARS:
+    if len(content.text) > MAX_TEXT_CHARS:
         raise RequestError(f"{file.name} is larger than {MAX_TEXT_CHARS >> 20} MiB. Attach a part of it.")
-    return Attachment(file.name, text)
+    return Attachment.of_file(file.name, content)
 
 
 def _bytes(name: str, data: str) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from localllm.answer.request import Message
-from localllm.quoting.excerpt import INSTRUCTION, Excerpt, question_with
+from localllm.quoting.excerpt import INSTRUCTION, Excerpt, as_file
 from localllm.quoting.quotations import QuotationChecker
 from localllm.text import counted
 from localllm.wings.documents.index import IndexReport
@@ -15,16 +15,31 @@ from localllm.wings.documents.index import IndexReport
 _SHOWN_PLACES = 12
 
 
-def messages_for(excerpts: Sequence[Excerpt], question: str) -> list[Message]:
-    """The conversation for a model: the constant part comes first, so that its keys and values are computed once."""
-    return [
-        {"role": "system", "content": INSTRUCTION},
-        {"role": "user", "content": question_with(excerpts, question)},
-    ]
+def messages_for(excerpts: Sequence[Excerpt], question: str, drawn: Mapping[Excerpt, bytes]) -> list[Message]:
+    """The conversation for a model: the constant part comes first, so that its keys and values are computed once.
+
+    drawn: the pictures of pages without text.
+    """
+    parts: list[dict[str, Any]] = []
+    for each in excerpts:
+        text = f"{each.label}, a picture:" if each.is_picture else as_file(each.label, each.text)
+        parts.append({"type": "text", "text": text})
+        if each.is_picture:
+            parts.append({"type": "image", "data": drawn[each]})
+    parts.append({"type": "text", "text": question})
+    texts = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    return [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": parts if drawn else texts}]
 
 
 def verdict(checker: QuotationChecker, excerpts: Sequence[Excerpt]) -> str:
     """The result of checking an answer, in words."""
+    pictures = [each.label for each in excerpts if each.is_picture]
+    return " ".join(
+        [_checked(checker, excerpts), *([f"Pictures are not checked: {_listed(pictures)}."] * bool(pictures))]
+    )
+
+
+def _checked(checker: QuotationChecker, excerpts: Sequence[Excerpt]) -> str:
     quotations = checker.quotations
     if not quotations:
         given = _listed([excerpt.label for excerpt in excerpts])

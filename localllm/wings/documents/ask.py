@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,7 @@ from localllm.front.pulling import obtain
 from localllm.front.terminal import ExitCode, StatusLine, answer, note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from localllm.answer.event import AnswerEvent
     from localllm.front.answering import RunningAnswer
@@ -62,9 +63,9 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 ) -> None:
     """Answer a question from a folder's documents. Every quotation comes with file and line.
 
-    Reads Markdown, text, code and HTML; PDF and DOCX with the extra `documents`. Only changed files are indexed again;
-    the index is stored in localllm's data folder. Quotations are checked word for word before they are shown; those
-    that are not found are marked.
+    Reads Markdown, text, code and HTML; PDF and DOCX with the extra `documents`. Models that read pictures are shown
+    pages without text. Only changed files are indexed again; the index is stored in localllm's data folder. Quotations
+    are checked word for word before they are shown; those that are not found are marked.
     """
     from localllm.answer.request import AnswerRequest
     from localllm.front.models import usual_model
@@ -82,18 +83,23 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     name = "" if index_only else model or usual_model(settings)
     with DocumentIndex(folder) as index, StatusLine() as status:
         report = _updated(index, status, reports_problems=index_only or not as_json)
-        room = _room(name, settings) if question else 0
-        matched = _found(index, question, settings, embeddings, (excerpts, room), status)
+        room, pictures = _room(name, settings, flags) if question else (0, None)
+        matched = _found(index, question, settings, embeddings, (excerpts, room, pictures), status)
         if index_only:
             answer(json.dumps(asdict(report), ensure_ascii=False) + "\n" if as_json else f"{_counts(report)}\n")
             return
-        found = matched.excerpts
+        drawn, problems = index.drawn(matched.excerpts)
+        found = [each for each in matched.excerpts if each in drawn or not each.is_picture]
+        unseen = (
+            f"{name} reads text only: pages without text are left out." if not pictures and index.textless(1) else ""
+        )
         if not found:
-            raise RequestError(f"Nothing in {folder} matches the question. Use words that occur in the documents.")
-        if not matched.fits:
+            why = unseen or " ".join(problems) or "Use words that occur in the documents."
+            raise RequestError(f"Nothing in {folder} matches the question. {why}")
+        for told in filter(None, [unseen, *problems, "" if matched.fits or drawn else DOUBT]):
             status.clear()
-            note(DOUBT)
-        request = AnswerRequest(messages=messages_for(found, question))
+            note(told)
+        request = AnswerRequest(messages=messages_for(found, question, drawn))
         with begin_answer(name, request, settings, flags, status.share) as started:
             checker, last, raw, shown = _read(started, found, status, silent=as_json)
     end_if_failed(last, started.placement)
@@ -111,15 +117,24 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
         answer(json.dumps(result, ensure_ascii=False) + "\n")
 
 
-def _room(name: str, settings: "Settings") -> int:
-    """The token budget for excerpts: half the context, which leaves the rest for question and answer."""
-    from gguf_io import open_model
+def _room(name: str, settings: "Settings", flags: "Mapping[str, object]") -> tuple[int, int | None]:
+    """The token budget for excerpts: half the context, which leaves the rest for question and answer.
 
-    context = settings.ctx or ASSUMED_CONTEXT
+    Also about how many tokens a picture takes, None if the model reads text only.
+    """
+    from gguf_io import open_model
+    from localllm.front.models import FoundModel
+    from localllm.placement.companions import projector_of
+    from localllm.settings import load_settings
+    from localllm.wings.documents.search import PICTURE_TOKENS
+
+    context, sees = settings.ctx or ASSUMED_CONTEXT, True
     if not settings.remote:
-        with open_model(obtain(name, settings).path) as file:
+        chosen = FoundModel.of(obtain(name, settings), lambda own: load_settings(flags, model=own))
+        with open_model(chosen.entry.path) as file:
             context = min(context, file.metadata.get_int(f"{file.architecture}.context_length", context))
-    return max(context // 2, LEAST_ROOM)
+            sees = projector_of(file, chosen.settings) is not None
+    return max(context // 2, LEAST_ROOM), (settings.image_max_tokens or PICTURE_TOKENS) if sees else None
 
 
 def _updated(index: "DocumentIndex", status: StatusLine, reports_problems: bool) -> "IndexReport":
@@ -146,21 +161,23 @@ def _found(
     question: str,
     settings: "Settings",
     embeddings: str | None,
-    bounds: tuple[int, int],
+    bounds: tuple[int, int, int | None],
     status: StatusLine,
 ) -> "Found":
     """Embed new chunks, and find the excerpts for a question; an empty question finds none.
 
-    bounds: the maximum number of excerpts, and of their tokens in total.
+    bounds: the maximum number of excerpts, and of their tokens in total, and picture_tokens of find_excerpts.
     """
     from localllm.wings.documents.embeddings import OFFERED, MeaningSearch, find_embedding_model
     from localllm.wings.documents.search import Found, find_excerpts
 
+    count, room, pictures = bounds
+    search = partial(find_excerpts, index, question, count=count, room=room, picture_tokens=pictures)
     chosen = None if embeddings == "none" else find_embedding_model(settings, embeddings)
     if chosen is None:
         if embeddings is None and not question:
             note(f"Indexed by words. `localllm pull {OFFERED}` adds search by meaning.")
-        return find_excerpts(index, question, None, *bounds) if question else Found([], fits=True)
+        return search(None) if question else Found([], fits=True)
     status.show(f"loading {chosen.name}")
     with MeaningSearch(index, chosen.path, settings) as meaning:
 
@@ -174,7 +191,7 @@ def _found(
             note(f"Embedded {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tok/s.")
         if left:
             note(f"{left} chunks are searched by words only until `localllm ask FOLDER --index` has embedded them.")
-        return find_excerpts(index, question, meaning, *bounds) if question else Found([], fits=True)
+        return search(meaning) if question else Found([], fits=True)
 
 
 def _read(
@@ -213,6 +230,7 @@ def _read(
 def _note_end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Sequence[Excerpt]") -> None:
     """Report the check and the speed. Raises typer.Exit if the answer was cancelled."""
     from localllm.engine.request import FinishReason
+    from localllm.front.printing import note_pictures
     from localllm.wings.documents.answer import file_count, verdict
 
     counts = last.counts
@@ -220,5 +238,6 @@ def _note_end(last: "AnswerEvent", checker: "QuotationChecker", excerpts: "Seque
         f"{verdict(checker, excerpts)}\n{file_count(excerpts)}; first token after {last.timings.ttft_s:.2f} s, "
         f"{counts.cached} of {counts.prompt} prompt tokens cached."
     )
+    note_pictures(last)
     if last.finish_reason is FinishReason.CANCELLED:
         raise typer.Exit(ExitCode.INTERRUPTED)

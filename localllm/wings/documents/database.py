@@ -14,8 +14,8 @@ from localllm.wings.documents.words import searchable, searchable_name
 
 # In the file's header (https://www.sqlite.org/fileformat.html#application_id): files of other programs are not changed.
 APPLICATION_ID = int.from_bytes(b"lldx", "big")
-VERSION = 2  # of the schema and the chunking; an index of another version is rebuilt
-_STEMMED = 1  # the version whose words were English stems: only its words are indexed again
+VERSION = 3  # of the schema and the chunking; an index of a newer version is rebuilt
+_STEMMED = 1  # the version whose words were English stems: its words are indexed again
 BUSY_S = 30.0
 
 _SCHEMA = """
@@ -89,8 +89,8 @@ def connect(root: Path) -> sqlite3.Connection:
                 version = db.execute("PRAGMA user_version").fetchone()[0]
                 if version == 0:
                     _make(db, root)
-                elif version == _STEMMED:
-                    _index_words_again(db)
+                elif version != VERSION:
+                    _upgrade(db, version)
         except BaseException:
             db.close()
             raise
@@ -105,15 +105,24 @@ def _make(db: sqlite3.Connection, root: Path) -> None:
     db.execute(f"PRAGMA user_version = {VERSION}")
 
 
+def _upgrade(db: sqlite3.Connection, version: int) -> None:
+    """Change an index of an older version: files, chunks and vectors stay.
+
+    PDFs are read again with the next update, since pages without text were left out.
+    """
+    if version == _STEMMED:
+        _index_words_again(db)
+    db.execute("UPDATE file SET mtime = -1, digest = '' WHERE name LIKE '%.pdf'")
+    db.execute(f"PRAGMA user_version = {VERSION}")
+
+
 def _index_words_again(db: sqlite3.Connection) -> None:
-    """Replace the words of an index of version 1; files, chunks and vectors stay."""
     db.execute("DROP TABLE words")
     for statement in _WORDS.split(";\n"):
         db.execute(statement)
     for row in db.execute("SELECT chunk.id, name, text FROM chunk JOIN file ON file.id = chunk.file").fetchall():
         words = (row["id"], searchable_name(row["name"]), searchable(row["text"]))
         db.execute("INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)", words)
-    db.execute(f"PRAGMA user_version = {VERSION}")
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -135,4 +144,4 @@ def _is_current(db: sqlite3.Connection, path: Path) -> bool:
         return False  # damaged: rebuilding it only costs time
     if tables and kind != APPLICATION_ID:
         raise RequestError(f"{path}: is not an index of documents. Move it away.")
-    return not tables or version in (VERSION, _STEMMED)
+    return not tables or 0 < version <= VERSION

@@ -9,7 +9,7 @@ from localllm.text import counted
 from localllm.wings.documents.answer import problems_in_words
 from localllm.wings.documents.embeddings import OFFERED, EmbedProgress, MeaningSearch, find_embedding_model
 from localllm.wings.documents.index import DocumentIndex, UpdateProgress
-from localllm.wings.documents.search import DOUBT, find_excerpts
+from localllm.wings.documents.search import DOUBT, EXCERPTS, PICTURE_TOKENS, find_excerpts
 
 
 class IndexedFolder:
@@ -29,10 +29,20 @@ class IndexedFolder:
         if self._meaning is not None:
             _, self._unseen, _ = self._meaning.embed_new(most_s, embedded)
 
-    def excerpts(self, question: str, room: int, tokens: Callable[[str], int | None]) -> tuple[list[Excerpt], bool]:
-        """The excerpts for a question, and whether they fit it. room, tokens: as in find_excerpts."""
-        found = find_excerpts(self.index, question, self._meaning, room=room, tokens=tokens)
-        return found.excerpts, found.fits
+    def excerpts(
+        self, question: str, room: int, tokens: Callable[[str], int | None], sees: bool, most: int | None
+    ) -> tuple[list[tuple[Excerpt, bytes]], list[str]]:
+        """The excerpts for a question, with pictures of pages without text, and warnings for the user.
+
+        room, tokens: as in find_excerpts. sees: whether the model reads pictures. most: of the tokens of each, None if
+        that is not limited.
+        """
+        pictures = (most or PICTURE_TOKENS) if sees else None
+        found = find_excerpts(self.index, question, self._meaning, EXCERPTS, room, tokens, pictures)
+        drawn, problems = self.index.drawn(found.excerpts)
+        shown = [(each, drawn.get(each, b"")) for each in found.excerpts]
+        doubts = [] if found.fits or drawn else [DOUBT]
+        return [(each, picture) for each, picture in shown if picture or not each.is_picture], [*doubts, *problems]
 
     def facts(self) -> list[tuple[str, str]]:
         """What was indexed and how it is searched, as names and sentences."""
@@ -49,11 +59,6 @@ class IndexedFolder:
         if problems := problems_in_words(report):
             facts.append(("problems", problems))
         return facts
-
-    @property
-    def doubt(self) -> str:
-        """What to tell the user about excerpts that hardly fit a question."""
-        return DOUBT
 
     def close(self) -> None:
         """Free everything. Idempotent."""

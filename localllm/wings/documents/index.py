@@ -18,7 +18,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from localllm.errors import RequestError
-from localllm.extraction import Document, Extractor, UnreadableError, chunks, read_file
+from localllm.extraction import Document, Extractor, UnreadableError, chunks, pages_of, read_file
 from localllm.files import unsettled_s, user_path
 from localllm.quoting.excerpt import Excerpt
 from localllm.walk import MAX_FILES, FoundFile, found_files
@@ -214,16 +214,37 @@ class DocumentIndex:
         rows = self._rows(sql, tuple(identities))
         return {row["id"]: Excerpt(row["name"], row["text"], row["line"], row["page"]) for row in rows}
 
+    def textless(self, most: int) -> list[int]:
+        """Ids of the first pages without text, in the order in which they were indexed."""
+        return [row["id"] for row in self._rows("SELECT id FROM chunk WHERE text = '' ORDER BY id LIMIT ?", (most,))]
+
+    def drawn(self, excerpts: Sequence[Excerpt]) -> tuple[dict[Excerpt, bytes], list[str]]:
+        """Pages without text as pictures, without those that show nothing, and why files cannot be drawn."""
+        found: dict[Excerpt, bytes] = {}
+        problems: list[str] = []
+        pages = [each for each in excerpts if each.is_picture]
+        for name in dict.fromkeys(each.name for each in pages):
+            of_file = {each.page: each for each in pages if each.name == name}
+            try:
+                data, _ = read_file(self.root / name)
+                found |= {of_file[one.page]: one.data for one in pages_of(data, sorted(of_file))}
+            except UnreadableError as error:
+                problems.append(f"{name}: its pages without text are left out: {error}.")
+        return found, problems
+
     def without_vector(self, model: str, count: int) -> list[tuple[int, str]]:
-        """Chunks (id, text) that have no vector of this embedding model."""
+        """Chunks (id, text) that have text, and no vector of this embedding model."""
         sql = (
-            "SELECT id, text FROM chunk WHERE id NOT IN (SELECT chunk FROM vector WHERE model = ?) ORDER BY id LIMIT ?"
+            "SELECT id, text FROM chunk WHERE text <> '' AND id NOT IN (SELECT chunk FROM vector WHERE model = ?) "
+            "ORDER BY id LIMIT ?"
         )
         return [(row["id"], row["text"]) for row in self._rows(sql, (model, count))]
 
     def count_without_vector(self, model: str) -> int:
-        """How many chunks have no vector of this embedding model."""
-        sql = "SELECT (SELECT count(*) FROM chunk) - (SELECT count(*) FROM vector WHERE model = ?) AS n"
+        """How many chunks with text have no vector of this embedding model."""
+        sql = (
+            "SELECT (SELECT count(*) FROM chunk WHERE text <> '') - (SELECT count(*) FROM vector WHERE model = ?) AS n"
+        )
         return int(self._rows(sql, (model,))[0]["n"])
 
     def add_vectors(self, model: str, rows: Iterable[tuple[int, bytes]]) -> None:
@@ -318,9 +339,10 @@ def _store(db: sqlite3.Connection, one: _Read) -> None:
     problem = one.problem or (document.cut if document else "")
     values = (file.name, file.size, mtime, "" if one.problem else one.digest, problem)
     identity = db.execute("INSERT INTO file (name, size, mtime, digest, problem) VALUES (?, ?, ?, ?, ?)", values)
+    textless = document.without_text if document else ()
     for number, lines in enumerate(document.pages if document else (), 1):
         page = number if document and document.is_paged else 0
-        for line, text in chunks(lines):
+        for line, text in [(1, "")] if number in textless else chunks(lines):
             clean = text.encode(errors="replace").decode()  # of lone surrogates, which SQLite refuses
             chunk = (identity.lastrowid, page, line, clean)
             added = db.execute("INSERT INTO chunk (file, page, line, text) VALUES (?, ?, ?, ?)", chunk)

@@ -14,6 +14,7 @@ EXCERPTS = 8
 MEANING_WEIGHT, WORDS_WEIGHT = 0.8, 0.2
 LEAST_FIT, LEAST_COVERAGE = 0.03, 0.18
 _CANDIDATES = 60
+PICTURE_TOKENS = 1024  # of a page that is a picture, about, unless a setting bounds them
 DOUBT = "Nothing in these documents fits the question well, so the answer may not be in them."
 
 
@@ -40,22 +41,27 @@ def find_excerpts(
     count: int = EXCERPTS,
     room: int | None = None,
     tokens: Callable[[str], int | None] = lambda _text: None,
+    picture_tokens: int | None = None,
 ) -> Found:
     """The excerpts that match a question best, in prompt order, which is stored in the index.
 
     All chunks of a folder that has no more than `count`. meaning: adds semantic search to BM25. room: tokens that the
-    excerpts may take, counted by `tokens`, or estimated if it returns None.
+    excerpts may take, counted by `tokens`, or estimated if it returns None. picture_tokens: about how many a
+    page without text takes, None for a model that reads text only. Such pages are found by the names of their files
+    only, so they fill the places that remain.
     """
     ranking = rank(index, question, meaning)
     wanted = list(ranking.scores)[:count]
     if index.count_chunks() <= count:
         wanted += [chunk for chunk in index.all_chunks(count) if chunk not in ranking.scores]
-    found = index.excerpts(wanted)
+    if picture_tokens is not None:
+        wanted = list(dict.fromkeys([*wanted, *index.textless(count)]))[:count]
+    found = {one: each for one, each in index.excerpts(wanted).items() if picture_tokens or not each.is_picture}
     kept, left = [], room
     for identity in (identity for identity in wanted if identity in found):
         if left is not None:
             text = found[identity].text
-            left -= tokens(text) or len(text) // 3
+            left -= (tokens(text) or len(text) // 3) if text else picture_tokens or 0
             if left < 0:
                 break
         kept.append(identity)

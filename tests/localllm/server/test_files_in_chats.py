@@ -10,7 +10,7 @@ import pytest
 
 from localllm.extraction import UnreadableError
 from localllm.server.contents import openai_content
-from localllm.server.files import READ, file_text
+from localllm.server.files import READ, sent_file
 from localllm.server.limits import MAX_FILES
 from tests.fakes.scripted_model import write_scripted_model
 from tests.localllm.server.conftest import StartServer
@@ -123,7 +123,7 @@ def test_pdfs_are_read_on_every_protocol(http: httpx.Client) -> None:
 @needs_pypdf
 def test_a_broken_pdf_is_a_note() -> None:
     with pytest.raises(UnreadableError, match="cannot be read as PDF"):
-        file_text(b64(PDF[:90]), "t.pdf")
+        sent_file(b64(PDF[:90]), "t.pdf")
     assert "left out" in openai_content([{"type": "input_file", "file_data": b64(PDF[:90])}], "user")
 
 
@@ -131,15 +131,15 @@ def test_not_more_files_than_allowed_are_read() -> None:
     token = READ.set([])
     try:
         for _ in range(MAX_FILES):
-            file_text(b64(b"x"), "a.txt")
+            sent_file(b64(b"x"), "a.txt")
         with pytest.raises(UnreadableError, match="is more than"):
-            file_text(b64(b"x"), "a.txt")
+            sent_file(b64(b"x"), "a.txt")
     finally:
         READ.reset(token)
 
 
 def test_names_of_files_stay_on_one_line() -> None:
-    assert file_text(b64(b"x"), "a\nb\x1b[1m.txt").splitlines()[1:] == ["x"]
+    assert sent_file(b64(b"x"), "a\nb\x1b[1m.txt")[0].splitlines()[1:] == ["x"]
 
 
 def test_images_of_users_are_still_checked(http: httpx.Client) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ from typer.testing import CliRunner
 from localllm import files
 from localllm.chats import SessionStore
 from localllm.cli.main import application
+from localllm.extraction import Extractor, UnreadableError
 from localllm.settings import sessions_path
 from localllm.wings.documents.search import DOUBT
 from tests.fakes.openai_server import openai_server
 from tests.fakes.scripted_model import write_scripted_model
+from tests.models.vision.projectors import write_vision
+from tests.pdf_files import BLANK, DRAWING, pdf_of
 
 ANSWER = 'They say "The harbour was built in 1924." and also "it was painted red" there.'
 
@@ -37,6 +41,72 @@ def test_quotations_are_checked_and_located(folder: Path, model: Path) -> None:
     )
     assert "2 quotations, of which 1 not found word for word and 1 found: notes.md:3." in told.stderr
     assert "first token after" in told.stderr
+
+
+@pytest.fixture
+def seer(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that reads pictures, with a context of 512 tokens."""
+    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdfium2")
+    monkeypatch.setenv("LOCALLLM_IMAGE_MAX_TOKENS", "16")
+    found = Path(shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", tmp_path / "seer.gguf"))
+    write_vision(tmp_path / "mmproj-seer.gguf", "gemma4uv")
+    return found
+
+
+@pytest.fixture
+def empty(folder: Path) -> Path:
+    """The folder without its documents."""
+    for name in (folder / "notes.md", folder / "code" / "tides.py"):
+        name.unlink()
+    return folder
+
+
+def test_pages_without_text_are_shown_to_a_model_that_reads_pictures(empty: Path, seer: Path) -> None:
+    (empty / "plan.pdf").write_bytes(pdf_of([DRAWING, ["Three piers."], BLANK]))
+    told = json.loads(ask(empty, "How many piers?", "--model", seer, "--json", "--max-tokens", 1).stdout)
+    pages = [(each["file"], each["page"]) for each in told["excerpts"] if each["file"] == "plan.pdf"]
+    assert sorted(pages) == [("plan.pdf", 1), ("plan.pdf", 2)]
+    assert len(told["pictures"]) == 1 and told["pictures"][0]["tokens"] <= 28
+    shown = ask(empty, "How many piers?", "--model", seer, "--max-tokens", 1).stderr
+    assert "Pictures are not checked: plan.pdf, page 1." in shown and "Picture 1: 1,7" in shown
+
+
+def test_a_folder_of_scanned_pages_is_shown_page_by_page(empty: Path, seer: Path) -> None:
+    """Nothing in it has the question's words."""
+    (empty / "a.pdf").write_bytes(pdf_of([DRAWING] * 12))
+    flags = ("--model", seer, "--json", "--max-tokens", 1, "--excerpts", 3)
+    told = json.loads(ask(empty, "What?", *flags).stdout)
+    assert [each["page"] for each in told["excerpts"]] == [1, 2, 3] and len(told["pictures"]) == 3
+
+
+def test_a_model_that_reads_text_only_is_not_shown_pages(folder: Path, model: Path) -> None:
+    pytest.importorskip("pypdf")
+    (folder / "scan.pdf").write_bytes(pdf_of([DRAWING]))
+    told = ask(folder, "When was the harbour built?", "--model", model)
+    assert told.exit_code == 0 and "reads text only: pages without text are left out." in told.stderr
+    for name in (folder / "notes.md", folder / "code" / "tides.py"):
+        name.unlink()
+    refused = CliRunner().invoke(application(), ["ask", str(folder), "harbour", "--model", str(model)]).exception
+    assert "matches the question. " in str(refused) and "reads text only" in str(refused)
+
+
+def test_pages_that_cannot_be_drawn_are_told_with_their_file(
+    folder: Path, seer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "scan.pdf").write_bytes(pdf_of([DRAWING]))
+
+    def fail(*_: object) -> None:
+        raise UnreadableError("cannot be drawn: it takes too long")
+
+    monkeypatch.setattr(Extractor, "draw", fail)
+    told = ask(folder, "When was the harbour built?", "--model", seer, "--max-tokens", 1)
+    words = "scan.pdf: its pages without text are left out: cannot be drawn: it takes too long."
+    assert told.exit_code == 0 and words in told.stderr
+    for name in (folder / "notes.md", folder / "code" / "tides.py"):
+        name.unlink()
+    refused = CliRunner().invoke(application(), ["ask", str(folder), "harbour", "--model", str(seer)]).exception
+    assert str(refused).endswith(words)
 
 
 def test_json_has_everything(folder: Path, model: Path) -> None:
