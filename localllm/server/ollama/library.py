@@ -8,16 +8,20 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shutil
+import tempfile
 import threading
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
+from gguf_io import open_model
+from gguf_io.errors import LocalLLMError
 from gguf_io.model_file import MAX_PARTS
 from gguf_io.system import open_own, replace, sync_file, sync_folder
 from localllm.library.create import create, uploaded_model
@@ -41,6 +45,7 @@ from localllm.server.ollama.wire import error_line
 from localllm.server.service import Service, ServiceDep
 from localllm.server.streams import streamed
 from localllm.server.wire import NDJSON, ndjson
+from localllm.wings.importing.adapters import CONFIG, WEIGHTS, convert_adapter
 from localllm.wings.lab.quality.quantize import TYPES, quantized_model
 
 router = APIRouter(route_class=ProtocolRoute, tags=["Ollama"])
@@ -74,7 +79,7 @@ async def create_model(body: CreateBody, service: ServiceDep) -> Response:
     if body.quantize and body.quantize.upper() not in TYPES:
         raise ApiError(400, f"unknown quantize type {body.quantize[:32]!r}; choose one of {', '.join(TYPES)}")
     recipe, store = _recipe(body), _store(service)
-    recipe.adapters = [str(path) for _, path in _blobs(store, body.adapters or {}, MAX_ADAPTERS)]
+    uploaded, peft = _adapters(store, body.adapters or {})
     base = await to_thread.run_sync(_base, service, body)
 
     def work(progress: PullProgress) -> None:
@@ -88,7 +93,10 @@ async def create_model(body: CreateBody, service: ServiceDep) -> Response:
                 progress(PullStatus(f"quantizing to {body.quantize}", digest, round(size * share), size))
 
             made = quantized_model(store, base, body.quantize, quantized)
-        create(store, name, recipe, made)
+        with tempfile.TemporaryDirectory(prefix="localllm-") as folder:
+            converted = [_converted(peft, base.path, Path(folder))] if peft else []
+            recipe.adapters = [str(path) for path in (*uploaded, *converted)]
+            create(store, name, recipe, made)
         progress(PullStatus("success"))
 
     return await _progress_response(work, body.stream)
@@ -215,21 +223,64 @@ def _base(service: Service, body: CreateBody) -> LibraryModel:
     if body.files:
         store = _store(service)
         blobs = _blobs(store, body.files, MAX_PARTS)
-        return uploaded_model(store, [Layer("model", digest, path.stat().st_size) for digest, path in blobs])
+        return uploaded_model(store, [Layer("model", digest, path.stat().st_size) for _, digest, path in blobs])
     if body.from_:
         return _library_model(service, body.from_)
     raise ApiError(400, "neither 'from' or 'files' was specified")
 
 
-def _blobs(store: OwnStore, files: dict[str, str], most: int) -> list[tuple[str, Path]]:
-    """The digests and paths of uploaded files, ordered by name. Raises ApiError 400 for too many and missing ones."""
+def _blobs(store: OwnStore, files: dict[str, str], most: int) -> list[tuple[PurePosixPath, str, Path]]:
+    """The names, digests and paths of uploaded files, ordered by name.
+
+    Raises ApiError 400 for too many, missing ones and names that lead elsewhere.
+    """
     if len(files) > most:
         raise ApiError(400, f"{len(files)} files are too many; at most {most} are allowed")
-    found = [(digest, _blob_path(store, digest)) for _, digest in sorted(files.items())]
-    for digest, path in found:
+    found = []
+    for name, digest in sorted(files.items()):
+        path, named = _blob_path(store, digest), PurePosixPath(name)
+        if not named.name or named.is_absolute() or ".." in named.parts or "\\" in name:
+            raise ApiError(400, f"the file name {name[:64]!r} must be a relative path without ..; send plain names")
         if not os.path.isfile(path):
             raise ApiError(400, f"missing blob {digest}; upload it to /api/blobs/{digest} first")
+        found.append((named, digest, path))
     return found
+
+
+def _adapters(store: OwnStore, files: dict[str, str]) -> tuple[list[Path], dict[str, Path]]:
+    """Uploaded adapters in GGUF, and the two files of one in PEFT's format by name, if there is one.
+
+    Other .json files, which Ollama's client sends along, are not needed. Raises ApiError 400.
+    """
+    found, plain, peft = _blobs(store, files, MAX_ADAPTERS), [], dict[str, Path]()
+    for name, _, path in found:
+        if name.name in (CONFIG, WEIGHTS):
+            if name.name in peft:
+                raise ApiError(400, f"there are two files {name.name}; send the files of one adapter")
+            peft[name.name] = path
+        elif name.suffix == ".safetensors":
+            raise ApiError(400, f"{str(name)[:64]!r} is no adapter that can be converted; send PEFT's {WEIGHTS}")
+        elif name.suffix != ".json":
+            plain.append(path)
+    if len(peft) == 1 or (found and not peft and not plain):
+        lacking = " and ".join(sorted({CONFIG, WEIGHTS} - peft.keys()))
+        raise ApiError(400, f"adapters lacks {lacking}; send both files of PEFT's adapter")
+    return plain, peft
+
+
+def _converted(peft: dict[str, Path], model: Path, made: Path) -> Path:
+    """An adapter in PEFT's format as GGUF, in the folder `made`. Raises LibraryError."""
+    folder, target = made / "adapter", made / "adapter.gguf"
+    folder.mkdir()
+    for name, path in peft.items():
+        shutil.copyfile(path, folder / name)
+    try:
+        with open_model(model) as file:
+            convert_adapter(folder, target, file)
+    except LocalLLMError as error:
+        message = error.message.replace(f"{folder}/", "").replace(str(folder), "adapters")
+        raise LibraryError(message, remedy=error.remedy) from error
+    return target
 
 
 def _library_model(service: Service, name: str) -> LibraryModel:

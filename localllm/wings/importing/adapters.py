@@ -26,7 +26,7 @@ from localllm.wings.importing.matrices import Floats, Plain, row_count
 from localllm.wings.importing.tensors import fitted, names_of, new_name, of_expert, of_text_model
 
 CONFIG = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+?)\.lora_(embedding_)?([AB])(?:\.weight)?")
 _PLAIN = re.compile(r"[\w.]+")
 _COUNTS = {
@@ -139,16 +139,16 @@ def _joined(name: str, parts: dict[int, tuple[Floats, Floats]], model: ModelFile
 def _pairs(folder: Path) -> dict[str, tuple[StoredTensor, StoredTensor]]:
     """A and B by the name of the module that they change."""
     found: dict[str, dict[str, StoredTensor]] = {}
-    for tensor in CheckpointFolder(folder).stored(_WEIGHTS):
+    for tensor in CheckpointFolder(folder).stored(WEIGHTS):
         match = _NAME.fullmatch(tensor.name)
         if match is None or len(tensor.shape) != 2:
             raise _no_place(tensor)
         found.setdefault(match[1], {})[match[3]] = tensor
     for name, parts in found.items():
         if len(parts) < 2:
-            raise CheckpointError(f"{folder / _WEIGHTS}: {shortened(name)} has only one of lora_A and lora_B.")
+            raise CheckpointError(f"{folder / WEIGHTS}: {shortened(name)} has only one of lora_A and lora_B.")
         if parts["A"].shape[0] != parts["B"].shape[1]:
-            raise CheckpointError(f"{folder / _WEIGHTS}: {shortened(name)} has factors of different ranks.")
+            raise CheckpointError(f"{folder / WEIGHTS}: {shortened(name)} has factors of different ranks.")
     return {name: (parts["A"], parts["B"]) for name, parts in found.items()}
 
 

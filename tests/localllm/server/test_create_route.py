@@ -1,16 +1,19 @@
 """/api/create: from parts, in another format, and what it refuses."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import ollama
 import pytest
 
 from tests.gpu_offload import lora_files
 from tests.localllm.server.made_models import split
+from tests.localllm.wings.importing.tiny_models import write_safetensors
 from tests.waiting import PATIENCE_S
 
 GREEDY = {"temperature": 0, "num_predict": 8}
@@ -162,3 +165,61 @@ def test_kill_9_loses_nothing_that_was_stored(start_server: Any, model_files: Pa
     with start_server(models=(), **stored) as server, ollama.Client(host=server.url) as client:
         assert client.generate("kept", "Once upon a time", options=GREEDY).response == answer
         assert client.delete("kept").status == "success"
+
+
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
+WORKS: dict[str, Any] = {"peft_type": "LORA", "lora_alpha": 8, "r": 4}
+
+
+def peft(tmp_path: Path, width: int = 64, config: Any = WORKS, cut: int = 0) -> dict[str, Path]:
+    """An adapter in PEFT's format for the model stories260K. cut: bytes that are missing at its end."""
+    values = np.random.default_rng(7).normal(0, 2, (4, width)).astype(np.float32)
+    tensors = {f"{Q_PROJ}.lora_A.weight": ("F32", values), f"{Q_PROJ}.lora_B.weight": ("F32", values.T.copy())}
+    write_safetensors(tmp_path / "weights", tensors)
+    (tmp_path / "weights").write_bytes((tmp_path / "weights").read_bytes()[: -cut or None])
+    (tmp_path / "config").write_text(config if isinstance(config, str) else json.dumps(config))
+    return {"adapter_config.json": tmp_path / "config", "adapter_model.safetensors": tmp_path / "weights"}
+
+
+def test_pefts_adapter_is_converted(client: ollama.Client, tmp_path: Path, store: Path) -> None:
+    files = {name: client.create_blob(path) for name, path in peft(tmp_path).items()}
+    (tmp_path / "tokenizer").write_text("{}")
+    files["tokenizer_config.json"] = client.create_blob(tmp_path / "tokenizer")  # Ollama's client sends it too
+    plain = client.generate(Q8, "Once upon a time", raw=True, options=GREEDY).response
+    for name in ("peft", "again"):
+        client.create(name, from_=Q8, adapters=files)
+        assert client.generate(name, "Once upon a time", raw=True, options=GREEDY).response != plain
+    one, other = (next((store / "manifests").rglob(f"{name}/latest")).read_text() for name in ("peft", "again"))
+    assert one == other
+    for name in ("peft", "again"):
+        client.delete(name)
+
+
+@pytest.mark.parametrize(
+    ("made", "named", "words"),
+    [
+        ({}, {"adapter_config.json": "adapter_config.json"}, "lacks adapter_model.safetensors"),
+        ({}, {"adapter_model.safetensors": "adapter_model.safetensors"}, "lacks adapter_config.json"),
+        ({}, {"tokenizer.json": "adapter_config.json"}, "lacks adapter_config.json and adapter_model.safetensors"),
+        ({}, {"adapters.safetensors": "adapter_model.safetensors"}, "'adapters.safetensors' is no adapter"),
+        ({}, {"../adapter_config.json": "adapter_config.json"}, "must be a relative path"),
+        ({}, {"/etc/adapter_model.safetensors": "adapter_model.safetensors"}, "must be a relative path"),
+        ({}, {"..\\adapter_config.json": "adapter_config.json"}, "must be a relative path"),
+        ({}, {f"{folder}/adapter_config.json": "adapter_config.json" for folder in "ab"}, "two files adapter_config"),
+        ({"width": 96}, None, "have the shapes (4, 96) and (96, 4), which do not fit"),
+        ({"cut": 100}, None, "adapter_model.safetensors"),
+        ({"config": WORKS | {"use_dora": True}}, None, "use_dora is True"),
+        ({"config": "{"}, None, "adapter_config.json"),
+        ({"config": "[]"}, None, "adapter_config.json"),
+    ],
+)
+def test_wrong_peft_adapters_are_refused_in_a_sentence(
+    client: ollama.Client, tmp_path: Path, store: Path, made: dict[str, Any], named: Any, words: str
+) -> None:
+    digests = {name: client.create_blob(path) for name, path in peft(tmp_path, **made).items()}
+    files = digests if named is None else {name: digests[one] for name, one in named.items()}
+    with pytest.raises(ollama.ResponseError) as refused:
+        client.create("wrong", from_=Q8, adapters=files)
+    assert refused.value.status_code == 400
+    assert words in refused.value.error and "localllm-" not in refused.value.error
+    assert not list((store / "manifests").rglob("wrong"))
