@@ -306,6 +306,8 @@ class LocalModel:
             namespace=request.namespace,
             client=request.client,
             prompt_logprobs=request.prompt_logprobs,
+            line_limit_s=request.line_limit_s,
+            least_indent=request.least_indent,
         )
 
     def _stop(self, request: AnswerRequest) -> tuple[str, ...]:

@@ -73,6 +73,9 @@ class AnswerRequest:
     max_tokens: int | None = None
     # Stop strings; None for the model's own.
     stop: tuple[str, ...] | None = None
+    # See GenerationRequest.
+    line_limit_s: float | None = None
+    least_indent: int = 0
     ignore_eos: bool = False
     context_limit: int | None = None
     # The least and the most tokens of each picture; None for the settings'.

@@ -152,7 +152,7 @@ class Engine:
         request, text, prompt, context = self._fitted(request)
         sampler = Sampler(request.sampling, self.runner.info.vocab_size, text, self._vocabulary.token_bytes)
         scope = request.stop_scope and request.stop_scope()
-        detokenizer = Detokenizer(request.stop, scope, request.ends)
+        detokenizer = Detokenizer(request.stop, scope, request.ends, request.least_indent)
         writer = EventWriter(GenerationStream(self._wake, self._interrupt), detokenizer, self._clock)
         sequence = sequence_of(request, prompt, self._adapters_of(request), self._kv.most_pinned)
         generation = Generation(request, prompt, sequence, context, sampler, self._vocabulary, writer)

@@ -283,6 +283,11 @@ class Generation:
         if self._constraint:
             self._take_forced()
 
+    @property
+    def _line_limit_reached(self) -> bool:
+        limit = self.request.line_limit_s
+        return limit is not None and self.writer.timings().decode_s >= limit
+
     def _take_forced(self) -> None:
         """Append the tokens that the constraint forces, which need no logits.
 
@@ -310,12 +315,13 @@ class Generation:
             self.writer.token(token_id, b"", None if self.request.prompt_logprobs is None else logprob)
             self.finish_reason = FinishReason.STOP
             return
-        self.writer.token(token_id, self._vocabulary.token_bytes(token_id), logprob)
+        data = self._vocabulary.token_bytes(token_id)
+        self.writer.token(token_id, data, logprob)
         if self._constraint:
             self._constraint.accept(token_id)
         if self.writer.stopped or (self._constraint and self._constraint.is_finished):
             self.finish_reason = FinishReason.STOP
-        elif self.tokens_left <= 0:
+        elif self.tokens_left <= 0 or (b"\n" in data and self._line_limit_reached):
             self.finish_reason = FinishReason.LENGTH
 
 

@@ -103,6 +103,10 @@ class GenerationRequest:
     context_limit: int | None = None
     # Counted from submission; a request that reaches it finishes with LENGTH.
     time_limit_s: float | None = None
+    # Counted from the first token; the first line break after it finishes the answer with LENGTH.
+    line_limit_s: float | None = None
+    # A line after the first that is indented by fewer spaces and tabs ends the answer, like a stop string.
+    least_indent: int = 0
     # Lower values are served first.
     priority: int = 0
     # The request (a title, say) never evicts cached chats, and leaves nothing in the cache.
@@ -241,7 +245,7 @@ def check_request(request: GenerationRequest, text: Sequence[int], info: "Runner
         raise RequestError("The log-probabilities of a prompt with images are not known. Ask for them of text alone.")
     if min(text) < 0 or max(text) >= info.vocab_size:
         raise RequestError(f"A prompt token is outside the vocabulary (0 to {info.vocab_size - 1}).")
-    for name in ("max_tokens", "min_tokens", "context_limit", "time_limit_s", "prompt_logprobs"):
+    for name in ("max_tokens", "min_tokens", "context_limit", "time_limit_s", "line_limit_s", "prompt_logprobs"):
         value = getattr(request, name)
         if value is not None and value < 0:
             raise RequestError(f"{name} is {value}; it cannot be negative.")

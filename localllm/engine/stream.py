@@ -175,10 +175,21 @@ class Detokenizer:
     U+FFFD; a character that the end cuts is left out. stopped is the stop string that was found, None until then.
     """
 
-    def __init__(self, stop: Sequence[str] = (), scope: StopScope | None = None, ends: Sequence[str] = ()) -> None:
-        """stop: stop strings within the scope, everywhere if that is None. ends: stop strings everywhere."""
+    def __init__(
+        self,
+        stop: Sequence[str] = (),
+        scope: StopScope | None = None,
+        ends: Sequence[str] = (),
+        least_indent: int = 0,
+    ) -> None:
+        """stop: stop strings within the scope, everywhere if that is None. ends: stop strings everywhere.
+
+        least_indent: a later line with less indentation stops the text too; stopped is its beginning, with the break.
+        """
         self._stops = [_StopString(text) for text in stop]
-        self._ends = [_StopString(text) for text in ends]
+        self._ends: list[_StopString | _ShallowLine] = [_StopString(text) for text in ends]
+        if least_indent:
+            self._ends.append(_ShallowLine(least_indent))
         self._scope = scope if stop else None
         self._undecided = 0  # characters at the end of the text whose scope is not known yet
         self._bytes = b""  # of an incomplete character
@@ -243,7 +254,7 @@ class Detokenizer:
         return [*found, (rest, True)] if final else found
 
 
-def _cuts(stops: "Sequence[_StopString]", text: str, at: int) -> list[tuple[int, str]]:
+def _cuts(stops: "Sequence[_StopString | _ShallowLine]", text: str, at: int) -> list[tuple[int, str]]:
     """Where the stop strings that the text completes begin, each with its text. at: the index of the text."""
     found = [(stop.feed(text), stop.text) for stop in stops]
     return [(at + end - len(name), name) for end, name in found if end is not None]
@@ -276,6 +287,35 @@ class _StopString:
             if matched == len(text):
                 return at
         self.matched = matched
+        return None
+
+
+class _ShallowLine:
+    """Finds a line after a line break that is indented by fewer than `least` spaces and tabs. Empty lines are none.
+
+    text: the line break and what follows, as long as it may be such a line.
+    """
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self.text = ""
+
+    @property
+    def matched(self) -> int:
+        """How many characters at the end may be cut."""
+        return len(self.text)
+
+    def feed(self, fresh: str) -> int | None:
+        """Add text; return the index in it right after the first character of such a line, None if there is none."""
+        for at, character in enumerate(fresh, start=1):
+            if character == "\n":
+                self.text = character
+            elif self.text:
+                self.text += character
+                if character not in " \t":
+                    return at
+                if len(self.text) > self._least:
+                    self.text = ""
         return None
 
 

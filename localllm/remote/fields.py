@@ -67,6 +67,10 @@ def completion_fields(request: AnswerRequest) -> dict[str, Any]:
         body["response_format"] = _response_format(request.format)
         # llama.cpp ignores response_format here.
         body["json_schema"] = request.format if isinstance(request.format, dict) else {"type": "object"}
+    if request.least_indent:
+        body["n_indent"] = request.least_indent
+    if request.line_limit_s is not None:
+        body["t_max_predict_ms"] = round(1000 * request.line_limit_s)
     if (logprobs := request.sampling.get("logprobs")) is not None:
         body["logprobs"] = max(logprobs, 1)
     return body

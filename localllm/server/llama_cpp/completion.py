@@ -14,11 +14,11 @@ from localllm.engine.request import FinishReason, SamplingParams
 from localllm.server.answering import Writer, answer
 from localllm.server.bodies import BANNED, Body, Limit, Object, Sampled, Tokens
 from localllm.server.errors import ApiError
-from localllm.server.limits import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
+from localllm.server.limits import MAX_CHOICES, MAX_INT, MAX_LOGIT_BIAS, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from localllm.server.llama_cpp.routes import LlamaCppRoute
 from localllm.server.service import RunningAnswers, Service, ServiceDep
 from localllm.server.streams import interruptible
-from localllm.server.wire import TimedProgress, logprob_entries, notes_of, sse, timings, usage
+from localllm.server.wire import TimedProgress, logprob_entries, notes_of, sse, timings
 
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
@@ -38,13 +38,18 @@ _NEUTRAL: dict[str, Object] = {
     "xtc": {"xtc_probability": 0.0},
     "temperature": {"temperature": 1.0},
 }
+# llama.cpp's sampler for gaps in code, which its plugins for editors name. It leaves one or two tokens; here it takes
+# the likeliest.
+_INFILL = "infill"
 
 
 class Predicted(Sampled):
     """Fields of both routes. n_predict: the most tokens; -1: as many as fit.
 
     cache_prompt has no effect: prefixes are always reused. samplers: those to apply, in the usual order; the others
-    are disabled. n_indent and t_max_predict_ms are refused if set.
+    are disabled. n_indent: a line with less indentation ends the answer. t_max_predict_ms: after this time from the
+    first token, a line break does; 0 and less: never. return_tokens: tell the ids of the answer's tokens.
+    response_fields: what of the response is sent, inner fields named by their paths, as "generation_settings/seed".
     """
 
     n_predict: Limit = UNLIMITED
@@ -52,8 +57,10 @@ class Predicted(Sampled):
     ignore_eos: bool = False
     bias_pairs: Annotated[list[Any], Field(fail_fast=True, max_length=MAX_LOGIT_BIAS)] | None = None
     samplers: Annotated[list[str], Field(fail_fast=True, max_length=64)] | None = None
-    n_indent: int = 0
-    t_max_predict_ms: int = 0
+    n_indent: Annotated[int, Field(le=MAX_INT)] = 0
+    t_max_predict_ms: Annotated[int, Field(le=MAX_INT)] = 0
+    return_tokens: bool = False
+    response_fields: Annotated[list[str], Field(fail_fast=True, max_length=256)] | None = None
     post_sampling_probs: bool = False
     n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
 
@@ -67,14 +74,17 @@ class Predicted(Sampled):
 
     def answer_fields(self) -> Object:
         """The fields of an AnswerRequest. Raises ApiError 400."""
-        for name in ("n_indent", "t_max_predict_ms"):
-            if getattr(self, name) > 0:
-                raise ApiError(400, f"{name} is not supported; leave it out")
         fields = self.request_fields(self.stop, self.n_probs or None)
         fields["sampling"] |= self._without_effect()
         if self.post_sampling_probs:
             fields["sampling"]["post_sampling_probs"] = True
-        return fields | {"defaults": _DEFAULTS, "max_tokens": self.most, "ignore_eos": self.ignore_eos}
+        return fields | {
+            "defaults": _DEFAULTS,
+            "max_tokens": self.most,
+            "ignore_eos": self.ignore_eos,
+            "least_indent": max(self.n_indent, 0),
+            "line_limit_s": self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
+        }
 
     @property
     def most(self) -> int:
@@ -85,18 +95,18 @@ class Predicted(Sampled):
         """Parameters that disable the samplers left out. Raises ApiError 400 for an unknown one or another order."""
         if self.samplers is None:
             return {}
-        wanted = ["typ_p" if name == "typical_p" else name for name in self.samplers]
+        wanted = ["typ_p" if name == "typical_p" else name for name in self.samplers if name != _INFILL]
         if wanted != [name for name in _NEUTRAL if name in wanted]:
             raise ApiError(400, f"samplers must be some of {', '.join(_NEUTRAL)}, in this order")
-        return {key: value for name in _NEUTRAL if name not in wanted for key, value in _NEUTRAL[name].items()}
+        without = {key: value for name in _NEUTRAL if name not in wanted for key, value in _NEUTRAL[name].items()}
+        return without | ({"temperature": 0.0} if _INFILL in self.samplers else {})
 
 
 class LlamaCompletionBody(Predicted):
     """/completion. prompt: text, token ids, or both mixed; several prompts in a list are answered one after the other.
 
     A prompt may be an object with prompt_string. n_cmpl: answers to each prompt. grammar (GBNF) or json_schema hold the
-    answer. return_tokens: tell the ids of the answer's tokens. response_fields: what of the response is sent, inner
-    fields named by their paths, as "generation_settings/seed".
+    answer.
     """
 
     prompt: (
@@ -111,8 +121,6 @@ class LlamaCompletionBody(Predicted):
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     grammar: str | None = None
     json_schema: Object | None = None
-    return_tokens: bool = False
-    response_fields: Annotated[list[str], Field(fail_fast=True, max_length=256)] | None = None
 
 
 class Extra(Body):
@@ -142,7 +150,7 @@ async def completion(body: LlamaCompletionBody, http: Request, service: ServiceD
     fields = body.answer_fields() | held
     requests = [AnswerRequest(prompt=prompt, **fields) for prompt in prompts]
     choices = body.n_cmpl or body.n or 1
-    writer = _CompletionWriter(body, len(requests) * choices > 1)
+    writer = _Writer(body, len(requests) * choices > 1)
     return await answer(http, service, body, requests, writer, choices)
 
 
@@ -152,7 +160,7 @@ async def infill(body: InfillBody, http: Request, service: ServiceDep) -> Respon
     (prompt,) = await _tokenized(body, [f"{body.input_prefix}{body.prompt}"], service)
     extra = [(one.filename, one.text) for one in body.input_extra or ()]
     request = AnswerRequest(prompt=prompt, suffix=body.input_suffix, extra=extra, **body.answer_fields())
-    return await answer(http, service, body, [request], _InfillWriter(body))
+    return await answer(http, service, body, [request], _Writer(body))
 
 
 async def _tokenized(body: Predicted, prompts: list[Any], service: Service) -> list[Any]:
@@ -209,32 +217,16 @@ def _encoded(prompt: Any, tokenizer: Any) -> Any:
     return found
 
 
-class _InfillWriter(Writer):
+class _Writer(Writer):
     route = LlamaCppRoute
 
-    def __init__(self, body: Predicted) -> None:
+    def __init__(self, body: Predicted, several: bool = False) -> None:
         self._timed = TimedProgress(body.return_progress)
+        self._body = body
+        self._several = several
 
     def progress(self, progress: Object) -> bytes:
         return sse({"content": "", "stop": False, "progress": progress, **self._timed.fields(progress)})
-
-    def event(self, _run: RunningAnswers, _index: int, event: AnswerEvent) -> Iterator[bytes]:
-        if event.content:
-            yield sse({"content": event.content, "stop": False})
-
-    def end(self, run: RunningAnswers) -> Iterator[bytes]:
-        yield sse({**self.whole(run), "content": ""})
-
-    def whole(self, run: RunningAnswers) -> Any:
-        answer = run.answers[0]
-        return {"content": answer.content, "stop": True, **_ended(answer.last), "usage": usage([answer])}
-
-
-class _CompletionWriter(_InfillWriter):
-    def __init__(self, body: LlamaCompletionBody, several: bool) -> None:
-        super().__init__(body)
-        self._body = body
-        self._several = several
 
     def event(self, _run: RunningAnswers, index: int, event: AnswerEvent) -> Iterator[bytes]:
         if event.content or event.logprobs:

@@ -43,3 +43,22 @@ def test_a_character_that_the_end_cuts_is_left_out(text: str) -> None:
         detokenizer = Detokenizer(["never"])
         shown = "".join(detokenizer.push(whole[at : at + 1]) for at in range(cut)) + detokenizer.flush()
         assert shown == whole[:cut].decode(errors="ignore")
+
+
+@given(st.lists(st.sampled_from(["a", " ", "\t", "\n", "  b", "\n\n"]), max_size=20), st.integers(1, 4), st.data())
+def test_a_shallow_line_is_cut_however_the_text_arrives(pieces: list[str], least: int, data: st.DataObject) -> None:
+    """The text before the line break of the first later line with a character and less indentation."""
+    text = "".join(pieces)
+    wanted, at = text, text.find("\n")
+    while at >= 0:
+        line = text[at + 1 :].split("\n")[0]
+        if line.strip(" \t") and len(line) - len(line.lstrip(" \t")) < least:
+            wanted = text[:at]
+            break
+        at = text.find("\n", at + 1)
+    detokenizer, shown, rest = Detokenizer(least_indent=least), "", text
+    while rest and detokenizer.stopped is None:
+        size = data.draw(st.integers(1, len(rest)))
+        shown, rest = shown + detokenizer.push(rest[:size].encode()), rest[size:]
+    assert shown + detokenizer.flush() == wanted
+    assert (detokenizer.stopped is None) == (wanted == text)

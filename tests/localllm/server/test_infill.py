@@ -104,12 +104,12 @@ def test_other_files_come_before_the_gap(filler: Any) -> None:
     asked = {"model": "reader", "input_prefix": PREFIX, "prompt": " there", "input_suffix": SUFFIX}
     told = answered(filler, "/infill", **asked, input_extra=files)
     assert told["content"] == answered(filler, "/completion", model="reader", prompt=[1, *extra, *gap])["content"]
-    assert told["usage"]["prompt_tokens"] == 1 + len(extra) + len(gap)
+    assert told["tokens_evaluated"] == 1 + len(extra) + len(gap)
     alone = answered(filler, "/infill", **asked, input_extra=[])
-    assert alone["usage"]["prompt_tokens"] == 1 + len(gap)
+    assert alone["tokens_evaluated"] == 1 + len(gap)
     plain = [*tokens_of(filler, "cat.txt\nA cat sat.\n"), *tokens_of(filler, "dog.txt\nA dog ran.\n")]
     without = answered(filler, "/infill", **asked | {"model": "filler"}, input_extra=files)
-    assert without["usage"]["prompt_tokens"] == 1 + len(plain) + len(gap)
+    assert without["tokens_evaluated"] == 1 + len(plain) + len(gap)
 
 
 def test_files_that_do_not_fit_are_left_out_oldest_first(filler: Any) -> None:
@@ -118,9 +118,64 @@ def test_files_that_do_not_fit_are_left_out_oldest_first(filler: Any) -> None:
     long = {"filename": "long.txt", "text": "A cat sat on a mat. " * 100}
     alone = answered(filler, "/infill", **asked, input_extra=[last])
     both = answered(filler, "/infill", **asked, input_extra=[{"filename": "first.txt", "text": "Hi"}, long, last])
-    assert both["content"] == alone["content"] and both["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    assert both["content"] == alone["content"] and both["tokens_evaluated"] == alone["tokens_evaluated"]
     none = answered(filler, "/infill", **asked, input_extra=[long])
     assert none["content"] == answered(filler, "/infill", **asked)["content"]
+
+
+def of_plugins(**fields: Any) -> dict[str, Any]:
+    """What llama.vim and llama.vscode send with every gap."""
+    return {
+        "id_slot": 0,
+        "input_prefix": PREFIX,
+        "input_suffix": SUFFIX,
+        "input_extra": [],
+        "prompt": "",
+        "n_predict": 8,
+        "stop": [],
+        "n_indent": 0,
+        "top_k": 40,
+        "top_p": 0.9,
+        "stream": False,
+        "samplers": ["top_k", "top_p", "infill"],
+        "cache_prompt": True,
+        "t_max_prompt_ms": 500,
+        "t_max_predict_ms": 100_000,
+        "response_fields": ["content", "timings/prompt_n", "timings/predicted_n", "tokens_cached", "truncated"],
+        **fields,
+    }
+
+
+def test_what_plugins_of_editors_send(filler: Any, middle: str) -> None:
+    told = httpx.post(f"{filler.url}/infill", json={"model": "filler"} | of_plugins(), timeout=PATIENCE_S).json()
+    assert told.keys() == {"content", "timings/prompt_n", "timings/predicted_n", "tokens_cached", "truncated"}
+    assert told["content"] == middle and told["timings/predicted_n"] == 8 and not told["truncated"]
+    # Before a gap is due, they have texts of other files computed.
+    ahead = of_plugins(n_predict=0, temperature=0.0, samplers=[], t_max_predict_ms=1, response_fields=[""])
+    assert httpx.post(f"{filler.url}/infill", json={"model": "filler"} | ahead, timeout=PATIENCE_S).json() == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_line_with_less_indentation_ends_a_gap(filler: Any, stream: bool) -> None:
+    """A grammar makes the model write the lines."""
+    lines = 'root ::= "a\\n   b\\n\\n  c\\n d"'
+    body = {"model": "filler", "prompt": PREFIX, "grammar": lines, "temperature": 0, "stream": stream}
+
+    def written(**fields: Any) -> tuple[str, str]:
+        text = httpx.post(f"{filler.url}/completion", json=body | fields, timeout=PATIENCE_S).text
+        told = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line]
+        return "".join(one["content"] for one in told), told[-1]["stop_type"]
+
+    assert written()[0] == "a\n   b\n\n  c\n d"
+    assert written(n_indent=1)[0] == "a\n   b\n\n  c\n d"
+    assert written(n_indent=2) == ("a\n   b\n\n  c", "word")
+    assert written(n_indent=3) == ("a\n   b\n", "word")
+
+
+def test_the_first_line_break_after_the_time_limit_ends_an_answer(filler: Any) -> None:
+    asked = {"model": "filler", "prompt": PREFIX, "grammar": 'root ::= "a" ("b"* "\\n")+', "n_predict": 400}
+    told = answered(filler, "/completion", **asked, t_max_predict_ms=1, logit_bias=[["\n", 100.0]])
+    assert told["stop_type"] == "limit" and told["content"].endswith("\n") and told["tokens_predicted"] < 400
 
 
 def test_infill_tells_its_load_and_its_progress(filler: Any) -> None:
@@ -140,7 +195,7 @@ def test_names_of_the_marks_are_text(filler: Any, middle: str) -> None:
     plain = httpx.post(
         f"{filler.url}/tokenize", json={"model": "filler", "content": "</s>" + PREFIX}, timeout=PATIENCE_S
     ).json()["tokens"]
-    assert 2 not in plain and told["usage"]["prompt_tokens"] > len(plain)
+    assert 2 not in plain and told["tokens_evaluated"] > len(plain)
 
 
 @pytest.mark.parametrize(

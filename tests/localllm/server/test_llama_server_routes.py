@@ -200,10 +200,8 @@ def test_probabilities_after_sampling(server: Server, stream: bool) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"n_indent": 4}, "n_indent"),
-        ({"t_max_predict_ms": 10}, "t_max_predict_ms"),
         ({"samplers": ["temperature", "top_k"]}, "in this order"),
-        ({"samplers": ["infill"]}, "samplers must be"),
+        ({"samplers": ["warmth"]}, "samplers must be"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["AA"]}}, "prompt_string"),
         ({"prompt": {}}, "prompt_string"),
         ({"logit_bias": [["a"]]}, "logit_bias"),
