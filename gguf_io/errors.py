@@ -37,4 +37,4 @@ class TemplateError(LocalLLMError):
 
 
 class PictureError(LocalLLMError):
-    """An image that a model cannot take: of an unknown format, too large, or damaged."""
+    """An image or a sound that a model cannot take: of an unknown format, too large, or damaged."""

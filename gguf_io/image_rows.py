@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_io.pictures import PictureView, Size
+from gguf_io.media import Size, View
 
 _PLACEHOLDER = 1 << 62  # ids of image rows are above it, far above every token id
 
@@ -71,10 +71,10 @@ class SeenPicture(NamedTuple):
 
 
 class ReadPicture(NamedTuple):
-    """A picture in a prompt, and what the model sees of it."""
+    """A picture or a sound in a prompt, and what the model sees or hears of it."""
 
     pieces: ImagePieces
-    view: PictureView
+    view: View
 
 
 class ImageSpans:

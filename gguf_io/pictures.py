@@ -2,23 +2,20 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.confined import ChildEndedError, ConfinedChildren, Reply
 from gguf_io.errors import PictureError
-from gguf_io.picture_worker import MAX_MEMORY_BYTES
+from gguf_io.media import Size
+from gguf_io.media_worker import MAX_MEMORY_BYTES
 
 MAX_BYTES = 32 << 20  # of a file
 CPU_SECONDS = 10.0  # for a picture
 WALL_SECONDS = 3 * CPU_SECONDS
 _MOST_CHILDREN = 2
-
-
-Size = tuple[int, int]
-"""Width and height in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +40,6 @@ class Budget:
 DEFAULT_BUDGET = Budget()
 
 
-@dataclass(frozen=True, slots=True)
-class PictureView:
-    """What a model sees of a picture.
-
-    source, resized: the whole picture's size in its file, and as the model sees it; None where llama.cpp encodes, which
-    does not tell. tiles: (rows, columns) that it is then cut into; (1, 1) for none. tokens: with the marks around it.
-    small_text: whether it looks like text that became too small to read, see `text_is_too_small`.
-    """
-
-    source: Size
-    resized: Size | None
-    tiles: tuple[int, int]
-    tokens: int
-    small_text: bool = False
-
-    def fields(self) -> dict[str, Any]:
-        """As JSON."""
-        seen = {}
-        if self.resized:
-            (width, height), (rows, columns) = self.resized, self.tiles
-            seen = {"resized_width": width, "resized_height": height, "tiles": rows * columns}
-        return {
-            "width": self.source[0],
-            "height": self.source[1],
-            **seen,
-            "tokens": self.tokens,
-            **({"small_text": True} if self.small_text else {}),
-        }
-
-    def __str__(self) -> str:
-        rows, columns = self.tiles
-        seen = f", seen as {self.resized[0]:,} x {self.resized[1]:,}" if self.resized else ""
-        tiles = f" in {rows} x {columns} tiles" if rows * columns > 1 else ""
-        hint = "; its text may be too small to read: raise image_max_tokens" if self.small_text else ""
-        return f"{self.source[0]:,} x {self.source[1]:,}{seen}{tiles}, {self.tokens:,} tokens{hint}"
-
-
 class Picture(NamedTuple):
     """A decoded picture. pixels: uint8[height, width, 3], red first. frames: of an animation, which shows its first."""
 
@@ -97,28 +57,29 @@ def decode(data: bytes) -> Picture:
 
     Raises PictureError for a file that is no picture, damaged or too large.
     """
-    reply = _asked("decode", data)
+    reply = asked("image", "decode", data)
     pixels = np.frombuffer(reply["raw"], np.uint8).reshape(reply["height"], reply["width"], 3)
     return Picture(pixels, reply["frames"])
 
 
 def check(data: bytes) -> Size:
     """The width and height of a picture file, as it will be turned. Raises what `decode` does, not for each damage."""
-    reply = _asked("check", data)
+    reply = asked("image", "check", data)
     return reply["width"], reply["height"]
 
 
-def _asked(kind: str, data: bytes) -> Reply:
+def asked(what: str, kind: str, data: bytes) -> Reply:
+    """The reply of gguf_io.media_worker. what: names the file in errors. Raises PictureError."""
     if not data:
-        raise PictureError("The image is empty.")
+        raise PictureError(f"The {what} is empty.")
     if len(data) > MAX_BYTES:
-        raise PictureError(f"The image has {len(data):,} bytes, more than {MAX_BYTES:,}. Send a smaller one.")
+        raise PictureError(f"The {what} has {len(data):,} bytes, more than {MAX_BYTES:,}. Send a smaller one.")
     try:
         reply = _children().ask(kind, data, CPU_SECONDS, WALL_SECONDS)
     except ChildEndedError as error:
-        raise PictureError(f"The image cannot be decoded: {error}. Save it again, or send a smaller one.") from error
+        raise PictureError(f"The {what} cannot be decoded: {error}. Save it again, or send a smaller one.") from error
     except OSError as error:
-        raise PictureError(f"The image cannot be decoded, since no process can be started: {error}.") from error
+        raise PictureError(f"The {what} cannot be decoded, since no process can be started: {error}.") from error
     if "error" in reply:
         raise PictureError(reply["error"])
     return reply
@@ -126,7 +87,7 @@ def _asked(kind: str, data: bytes) -> Reply:
 
 @functools.cache
 def _children() -> ConfinedChildren:
-    return ConfinedChildren("gguf_io.picture_worker", MAX_MEMORY_BYTES, _MOST_CHILDREN)
+    return ConfinedChildren("gguf_io.media_worker", MAX_MEMORY_BYTES, _MOST_CHILDREN)
 
 
 _STRONG, _FLAT = 96, 8  # differences of neighbouring shades: an edge of a letter, an even ground

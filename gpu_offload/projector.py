@@ -1,4 +1,4 @@
-"""Encodes images as rows of embeddings with llama.cpp's multimodal library.
+"""Encodes images and sounds as rows of embeddings with llama.cpp's multimodal library.
 
 A projector (mmproj) is a second model file: an image encoder and the layers that bring its output to the width of the
 language model's embeddings. Its output does not depend on the text around an image.
@@ -9,7 +9,7 @@ import ctypes
 import functools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_cores
 from gguf_io.errors import PictureError
-from gguf_io.image_rows import ImageGrid, ImageRows, SeenPicture, row_ids
+from gguf_io.image_rows import ImageGrid, ImageRows, SeenPicture, SeenPieces, row_ids
+from gguf_io.media import Size
 from gguf_io.model_file import open_model
-from gguf_io.pictures import Budget, Picture, Size
+from gguf_io.pictures import Budget, Picture
+from gguf_io.sounds import Samples
 from gpu_offload.devices import device_handle, gpus
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import LOG_CALLBACK, complaints, failure, llama, route_log
@@ -30,6 +32,7 @@ _MARKER = b"<__media__>"
 # llama.cpp returns an image's positions as time, x, y and a fourth, and expects them as time, y, x and the fourth.
 _SECTIONS = [0, 2, 1, 3]
 _OF_THE_MODEL = -1  # a limit
+_LEAST_SAMPLES = 1600  # of a sound; a tenth of a second
 _SHRINKS, _MARGIN = 4, 0.98  # attempts to bring a picture into a budget, and how much smaller each is than needed
 
 
@@ -58,11 +61,6 @@ class LlamaProjector:
             raise failure(
                 f"llama.cpp cannot use the projector {path} with this model. Name another one with --mmproj, or none"
             )
-        if not self._lib.mtmd_support_vision(self._context):
-            self.close()
-            raise LlamaCppError(
-                f"{path}: this projector is for sound, not images.", remedy="Choose another one with --mmproj."
-            )
 
     def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
         """See localllm.engine.runner.Projector. Encoding may take seconds on a CPU.
@@ -70,16 +68,34 @@ class LlamaProjector:
         A budget can only lower the most tokens of the options, by resizing the picture.
         """
         with self._lock:
-            if self._context is None:
-                raise LlamaCppError("The model is being unloaded. Ask again.")
-            return SeenPicture(self._pieces(self._fitted(picture, budget), content))
+            self._check_sight()
+            return SeenPicture(self._pieces("image", self._of_picture(self._fitted(picture, budget)), content))
 
     def tokens(self, size: Size, budget: Budget) -> int:
         """See localllm.engine.runner.Projector."""
         with self._lock:
-            if self._context is None:
-                raise LlamaCppError("The model is being unloaded. Ask again.")
+            self._check_sight()
             return self._tokens(self._fitted(Picture(np.zeros((size[1], size[0], 3), np.uint8)), budget))
+
+    @property
+    def sound_rate(self) -> int:
+        """See localllm.engine.runner.Projector."""
+        with self._lock:
+            self._check_open()
+            rate = int(self._lib.mtmd_get_audio_sample_rate(self._context))
+        if rate <= 0:
+            raise PictureError("This model reads text and images, but hears no sound. Choose another model.")
+        return rate
+
+    def sound_tokens(self, samples: int) -> int:
+        """See localllm.engine.runner.Projector. An empty sound stands for others: only its length matters."""
+        with self._lock, self._chunks(self._of_samples(np.zeros(samples, np.float32))) as chunks:
+            return self._count(chunks)
+
+    def hear(self, samples: Samples, content: bytes) -> SeenPieces:
+        """See localllm.engine.runner.Projector."""
+        with self._lock:
+            return self._pieces("sound", self._of_samples(samples), content)
 
     def close(self) -> None:
         """Free the encoder. Idempotent."""
@@ -104,36 +120,58 @@ class LlamaProjector:
 
     def _tokens(self, picture: Picture) -> int:
         """The rows of a picture, which is not encoded."""
-        with self._chunks(picture) as chunks:
-            return sum(int(self._lib.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks)
+        with self._chunks(self._of_picture(picture)) as chunks:
+            return self._count(chunks)
 
-    def _pieces(self, picture: Picture, content: bytes) -> tuple[ImageRows | tuple[int, ...], ...]:
+    def _count(self, chunks: list[Any]) -> int:
+        return sum(int(self._lib.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks)
+
+    def _pieces(self, what: str, bitmap: Callable[[], Any], content: bytes) -> tuple[ImageRows | tuple[int, ...], ...]:
         """Encode the pieces that the model expects. Raises PictureError before, if they do not fit the context."""
-        with self._chunks(picture) as chunks:
-            tokens = sum(int(self._lib.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks)
+        with self._chunks(bitmap) as chunks:
+            tokens = self._count(chunks)
             if tokens >= self._context_tokens:
+                less = "Lower image_max_tokens, or send a smaller one" if what == "image" else "Send a shorter one"
                 raise PictureError(
-                    f"The image takes {tokens:,} tokens, more than the context of {self._context_tokens:,}. Lower "
-                    "image_max_tokens, or send a smaller one."
+                    f"The {what} takes {tokens:,} tokens, more than the context of {self._context_tokens:,}. {less}."
                 )
             return tuple(self._piece(chunk, content, number) for number, chunk in enumerate(chunks))
 
-    @contextlib.contextmanager
-    def _chunks(self, picture: Picture) -> Iterator[list[Any]]:
-        """Split a picture into the pieces that the model expects, before any is encoded."""
-        library = self._lib
-        route_log()
+    def _of_picture(self, picture: Picture) -> Callable[[], Any]:
         data = picture.pixels.tobytes()
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-        bitmap = library.mtmd_bitmap_init(*picture.size, buffer)
+        return lambda: self._lib.mtmd_bitmap_init(*picture.size, buffer)
+
+    def _of_samples(self, samples: Samples) -> Callable[[], Any]:
+        """A sound, with silence after a very short one: llama.cpp ends the process for a single sample."""
+        padded = np.pad(samples, (0, max(_LEAST_SAMPLES - len(samples), 0)))
+        buffer = (ctypes.c_float * len(padded)).from_buffer_copy(padded.tobytes())
+        return lambda: self._lib.mtmd_bitmap_init_from_audio(len(padded), buffer)
+
+    def _check_open(self) -> None:
+        if self._context is None:
+            raise LlamaCppError("The model is being unloaded. Ask again.")
+
+    def _check_sight(self) -> None:
+        self._check_open()
+        if not self._lib.mtmd_support_vision(self._context):
+            raise PictureError("This model reads text and hears sound, but sees no images. Choose another model.")
+
+    @contextlib.contextmanager
+    def _chunks(self, make: Callable[[], Any]) -> Iterator[list[Any]]:
+        """Split a picture or a sound into the pieces that the model expects, before any is encoded."""
+        library = self._lib
+        self._check_open()
+        route_log()
+        bitmap = make()
         if not bitmap:
-            raise LlamaCppError(f"llama.cpp cannot take the image:\n{complaints()}")
+            raise LlamaCppError(f"llama.cpp cannot take the file:\n{complaints()}")
         chunks = library.mtmd_input_chunks_init()
         try:
             text = library.mtmd_input_text(_MARKER, len(_MARKER), False, True)
             bitmaps = (ctypes.c_void_p * 1)(bitmap)
             if library.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1):
-                raise PictureError(f"The image cannot be prepared for this model. llama.cpp said:\n{complaints()}")
+                raise PictureError(f"The file cannot be prepared for this model. llama.cpp said:\n{complaints()}")
             count = library.mtmd_input_chunks_size(chunks)
             yield [library.mtmd_input_chunks_get(chunks, number) for number in range(count)]
         finally:
@@ -153,7 +191,7 @@ class LlamaProjector:
                 f"The image takes {count} rows at once, more than {self._most_rows}. Send a smaller one."
             )
         if library.mtmd_encode_chunk(self._context, chunk):
-            raise LlamaCppError(f"llama.cpp failed to encode an image:\n{complaints()}")
+            raise LlamaCppError(f"llama.cpp failed to encode the file:\n{complaints()}")
         rows = np.ctypeslib.as_array(library.mtmd_get_output_embd(self._context), shape=(count, self._width))
         grid = self._grid(chunk, count) if library.mtmd_decode_use_mrope(self._context) else None
         return ImageRows(row_ids(content, number, count), rows.astype(np.float32, copy=True), sees_all, grid)

@@ -1,4 +1,4 @@
-"""Turns picture files into rows of embeddings, each content once: encoded pictures are kept in memory and on disk.
+"""Turns files of pictures and sounds into rows of embeddings, each content once: they are kept in memory and on disk.
 
 A chat sends all of its pictures again with every message, and an agent sends a file again in another encoding. So the
 key of an encoded picture is a digest of its pixels, of the files that encode it, and of the user's namespace.
@@ -19,9 +19,12 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
-from gguf_io.image_rows import ImageGrid, ImagePieces, ImageRows, ReadPicture, SeenPicture, row_ids
+from gguf_io import sounds
+from gguf_io.image_rows import ImageGrid, ImagePieces, ImageRows, ReadPicture, SeenPieces, row_ids
 from gguf_io.interruption import held
-from gguf_io.pictures import DEFAULT_BUDGET, Budget, Picture, PictureView, check, decode, text_is_too_small
+from gguf_io.media import PictureView, SoundView, is_sound
+from gguf_io.pictures import DEFAULT_BUDGET, Budget, Picture, check, decode, text_is_too_small
+from gguf_io.sounds import Samples
 from gguf_io.system import make_folder, read_file
 from localllm.engine.runner import Projector
 from localllm.files import write_whole
@@ -63,36 +66,56 @@ class ImageReader:
         self._kept_bytes = 0
 
     def tokens(self, data: bytes, budget: Budget = DEFAULT_BUDGET, namespace: str = "") -> int:
-        """The tokens of a picture file, which is not encoded; without the marks around it if it is not known."""
-        found = self._remembered(_digest(data, budget, namespace))
-        return found.view.tokens if found else self._projector.tokens(check(data), budget)
+        """The tokens of a file, which is not encoded; without the marks around it if it is not known."""
+        if found := self._remembered(_digest(data, budget, namespace)):
+            return found.view.tokens
+        return self._sound_tokens(data) if is_sound(data) else self._projector.tokens(check(data), budget)
 
     def see(self, data: bytes, budget: Budget = DEFAULT_BUDGET, namespace: str = "") -> ReadPicture:
-        """A picture file as rows and token ids. Raises PictureError, and what Projector.see raises."""
+        """A picture or a WAV as rows and token ids. Raises PictureError, and what the projector raises."""
         file = _digest(data, budget, namespace)
         if found := self._remembered(file):
             return found
-        picture = decode(data)
-        content = self._content(picture, budget, namespace)
+        medium = self._samples(data) if is_sound(data) else decode(data)
+        content = self._content(medium, budget, namespace)
         with held(self._encoding):
             read = self._in_memory(content) or self._from_disk(content)
             if read is None:
-                read = self._read(picture, self._projector.see(picture, content, budget))
+                read = self._read(medium, content, budget)
                 self._to_disk(content, read)
             self._keep(file, content, read)
         return read
 
-    def _read(self, picture: Picture, seen: SeenPicture) -> ReadPicture:
-        """What a projector has seen, with the ids of its texts, and told."""
-        pieces = tuple(tuple(self._encode(piece)) if isinstance(piece, str) else piece for piece in seen.pieces)
-        tokens = sum(len(piece.ids) if isinstance(piece, ImageRows) else len(piece) for piece in pieces)
-        too_small = seen.resized is not None and text_is_too_small(picture, seen.resized)
-        return ReadPicture(pieces, PictureView(picture.size, seen.resized, seen.tiles, tokens, too_small))
+    def _sound_tokens(self, data: bytes) -> int:
+        return self._projector.sound_tokens(sounds.samples_of(data, self._projector.sound_rate))
 
-    def _content(self, picture: Picture, budget: Budget, namespace: str) -> bytes:
-        """The digest of a picture, of what encodes it and how, and of who sent it."""
-        about = json.dumps([*picture.size, self._identity(), str(budget), namespace])
-        return hashlib.sha256(about.encode() + picture.pixels.tobytes()).digest()
+    def _samples(self, data: bytes) -> Samples:
+        """A sound that the model can take."""
+        self._sound_tokens(data)
+        return sounds.decode(data, self._projector.sound_rate)
+
+    def _read(self, medium: Picture | Samples, content: bytes, budget: Budget) -> ReadPicture:
+        """What the projector makes of a picture or a sound, with the ids of its texts, and told."""
+        if not isinstance(medium, Picture):
+            pieces, tokens = self._with_ids(self._projector.hear(medium, content))
+            return ReadPicture(pieces, SoundView(len(medium) / self._projector.sound_rate, tokens))
+        seen = self._projector.see(medium, content, budget)
+        pieces, tokens = self._with_ids(seen.pieces)
+        too_small = seen.resized is not None and text_is_too_small(medium, seen.resized)
+        return ReadPicture(pieces, PictureView(medium.size, seen.resized, seen.tiles, tokens, too_small))
+
+    def _with_ids(self, seen: SeenPieces) -> tuple[ImagePieces, int]:
+        """A projector's pieces with the ids of its texts, and how many tokens they take."""
+        pieces = tuple(tuple(self._encode(piece)) if isinstance(piece, str) else piece for piece in seen)
+        return pieces, sum(len(piece.ids) if isinstance(piece, ImageRows) else len(piece) for piece in pieces)
+
+    def _content(self, medium: Picture | Samples, budget: Budget, namespace: str) -> bytes:
+        """The digest of a picture or a sound, of what encodes it and how, and of who sent it."""
+        if isinstance(medium, Picture):
+            about, data = [*medium.size, self._identity(), str(budget), namespace], medium.pixels.tobytes()
+        else:
+            about, data = ["sound", self._identity(), namespace], medium.tobytes()
+        return hashlib.sha256(json.dumps(about).encode() + data).digest()
 
     def _remembered(self, file: bytes) -> ReadPicture | None:
         with self._lock:
@@ -209,6 +232,8 @@ def _read(data: bytes, content: bytes) -> ReadPicture | None:
             places, moves, length = one["grid"]
             grid = ImageGrid(np.array(places, np.int32), np.array(moves, np.int32), length)
         pieces.append(ImageRows(row_ids(content, number, count), values, one["sees_all"], grid))
+    if "seconds" in view:
+        return ReadPicture(tuple(pieces), SoundView(**view))
     sizes = {name: value and tuple(value) for name, value in view.items() if name in _SIZES}
     return ReadPicture(tuple(pieces), PictureView(**{**view, **sizes}))
 

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from gguf_io.media import is_sound
 from gguf_io.system import read_file
 from localllm.chats import PASTED, Attachment
 from localllm.engine.request import Counts
@@ -26,7 +27,7 @@ _MENTION = re.compile(r"""(?<!\S)@(?:"([^"]+)"|(\S+))""")
 # What looks like a path: it contains a slash or has a file extension. `@app.route("/x")` and `@property` do not.
 _FILE_LIKE = re.compile(r"[^()\[\]{}<>=,;]*/[^()\[\]{}<>=,;]*|[^()\[\]{}<>=,;/]*\.[A-Za-z0-9]{1,8}")
 
-# Magic bytes of PNG, JPEG, WebP and AVI, GIF, TIFF and BMP.
+# Magic bytes of PNG, JPEG, WebP and WAV, GIF, TIFF and BMP.
 _PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"II*\x00", b"MM\x00*", b"BM")
 
 MAX_TEXT_BYTES = 2 * 2**20
@@ -198,14 +199,16 @@ def mention_of(pasted: str) -> str | None:
 def attached(name: str, path: Path, count_tokens: Counter, picture_tokens: PictureCounter) -> tuple[Attachment, ...]:
     """A file as attachments. Raises RequestError if it cannot be read, is too large or of another type."""
     data = _read(path)
+    if is_sound(data):  # silence is UTF-8
+        return (picture(name, data, picture_tokens),)
     try:
         files = Attachment.of_file(name, _content(path, data))
     except UnicodeDecodeError as error:
         kind = mimetypes.guess_type(path.name)[0] or ""
-        if data.startswith(_PICTURES) or kind.startswith("image/"):
+        if data.startswith(_PICTURES) or kind.startswith(("image/", "audio/")):
             return (picture(name, data, picture_tokens),)
         raise RequestError(
-            f"{path}: is not UTF-8 text (byte {error.start}). Only text, PDF, DOCX and pictures can be attached."
+            f"{path}: is not UTF-8 text (byte {error.start}). Only text, PDF, DOCX, pictures and WAV can be attached."
         ) from error
     try:
         pages = [replace(page, tokens=picture_tokens(page.picture_data())) for page in files if page.picture]
@@ -237,11 +240,11 @@ def _content(path: Path, data: bytes) -> Content:
 
 
 def picture(name: str, data: bytes, picture_tokens: PictureCounter) -> Attachment:
-    """A picture as an attachment. Raises RequestError for other data, and if the model reads text only."""
-    from gguf_io import pictures
+    """A picture or a WAV as an attachment. Raises RequestError for other data, and if the model does not read it."""
+    from gguf_io import sounds
 
     try:
-        pictures.check(data)
+        sounds.check(data)
         return Attachment(name, "", picture_tokens(data), base64.b64encode(data).decode())
     except LocalLLMError as error:
         raise RequestError(f"{name} cannot be attached. {error}") from error

@@ -138,7 +138,7 @@ class OllamaBackend(ServerBackend):
             name=name,
             place=f"{endpoint.host}:{endpoint.port}",
             context=model.context,
-            sees="vision" in model.capabilities,
+            sees=not {"vision", "audio"}.isdisjoint(model.capabilities),
         )
         return info
 

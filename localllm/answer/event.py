@@ -13,7 +13,7 @@ from localllm.answer.tool_calls.call import CallDelta, ToolCall
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 
 if TYPE_CHECKING:
-    from gguf_io.pictures import PictureView
+    from gguf_io.media import View
 
 _NO_COUNTS, _NO_TIMINGS = Counts(), Timings()
 
@@ -66,9 +66,9 @@ class AnswerEvent:
     counts and timings are of the whole answer; a remote server sends its own with the last event, until then they are
     estimates. token_ids: empty for a remote server. progress: only before the first token. finish_reason, seed,
     stop_string, error (with its exception, cause), pictures, warnings: only on the last event. pictures: what the model
-    saw of each picture; none from a remote server. warnings: text in pictures that was too small, and how the answer
-    violates its schemas, added by the server (schema_check). prompt_logprobs: of the prompt's tokens after the first,
-    on the first event after the prompt; None if not requested.
+    saw of each picture and heard of each sound; none from a remote server. warnings: text in pictures that was too
+    small, and how the answer violates its schemas, added by the server (schema_check). prompt_logprobs: of the prompt's
+    tokens after the first, on the first event after the prompt; None if not requested.
     """
 
     parts: tuple[AnswerPart, ...] = ()
@@ -82,7 +82,7 @@ class AnswerEvent:
     cause: Exception | None = None
     seed: int | None = None
     stop_string: str | None = None
-    pictures: "tuple[PictureView, ...]" = ()
+    pictures: "tuple[View, ...]" = ()
     warnings: tuple[str, ...] = ()
     prompt_logprobs: tuple[Logprob, ...] | None = None
 
@@ -248,7 +248,7 @@ class Prompt(Protocol):
     def text(self) -> str | None: ...
 
     @property
-    def pictures(self) -> "Sequence[PictureView]":
+    def pictures(self) -> "Sequence[View]":
         """What the model sees of each picture; none for a remote server, which does not tell."""
 
     def submit(self, choice: int = 0) -> AnswerStream:

@@ -34,7 +34,7 @@ from localllm.text import counted
 
 if TYPE_CHECKING:
     from gguf_io.chat_template import ChatTemplate
-    from gguf_io.pictures import PictureView
+    from gguf_io.media import View
     from gguf_io.tokenizer import Tokenizer
     from localllm.answer.call_constraints import CallConstraints
     from localllm.engine.constraint import Constraint, LazyConstraint
@@ -376,7 +376,7 @@ class LocalPrompt:
     splitter: Callable[[], Splitter] | None
     rendered: str | None = None
     one_call: bool = False
-    pictures: "tuple[PictureView, ...]" = ()
+    pictures: "tuple[View, ...]" = ()
     warnings: tuple[str, ...] = ()
 
     @property

@@ -1,18 +1,16 @@
 """Turns a generation's tokens into an answer's events."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gguf_io.media import View, told_lines
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
 from localllm.answer.splitter import Splitter
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.engine.stream import GenerationStream
-
-if TYPE_CHECKING:
-    from gguf_io.pictures import PictureView
 
 _ACCEPTED: "Future[None]" = Future()
 _ACCEPTED.set_result(None)
@@ -29,14 +27,15 @@ class LocalStream:
         splitter: Splitter | None,
         token_bytes: Callable[[int], bytes],
         one_call: bool = False,
-        pictures: "tuple[PictureView, ...]" = (),
+        pictures: tuple[View, ...] = (),
         warnings: tuple[str, ...] = (),
     ) -> None:
         """splitter: None if all text is content. one_call: end with the first tool call. pictures, warnings: of the
         prompt.
         """
         self._pictures = pictures
-        self._warnings = (*warnings, *_hints(pictures))
+        told = (f"{name} {view.warning}" for name, view in told_lines(pictures) if view.warning)
+        self._warnings = (*warnings, *told)
         self._stream = stream
         self._one_call = one_call
         self._begun = False  # whether a call has begun
@@ -106,17 +105,6 @@ class LocalStream:
         ids = (entry.token_id, *(token for token, _ in entry.top))
         top = tuple((spell(token), value) for token, value in entry.top)
         return Logprob(spell(entry.token_id), entry.logprob, top, ids)
-
-
-def _hints(pictures: "Sequence[PictureView]") -> "Iterator[str]":
-    """Names the pictures whose text became too small."""
-    for number, view in enumerate(pictures, 1):
-        if view.small_text and view.resized:
-            (width, height), (seen_width, seen_height) = view.source, view.resized
-            yield (
-                f"Picture {number} seems to have text that is too small to read, since {width:,} x {height:,} pixels "
-                f"became {seen_width:,} x {seen_height:,}: raise image_max_tokens, or send a part of it."
-            )
 
 
 def _first_call(part: AnswerPart, begun: bool) -> AnswerPart:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the chat draws its first screen before NumPy is loaded
     from gguf_io.image_rows import ImagePieces, ImageRows, ReadPicture
-    from gguf_io.pictures import PictureView
+    from gguf_io.media import View
 
 
 Range = tuple[int, int]
@@ -50,7 +50,7 @@ class Placeholders:
         self._hidden: dict[str, str] = {}  # placeholders of names
         self._images: dict[str, ImagePieces] = {}  # by placeholder
         self.rows: dict[int, ImageRows] = {}
-        self.views: list[PictureView] = []
+        self.views: list[View] = []
 
     def hide_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
         """Copies of the messages with all names of control tokens replaced, also in names, calls and results.

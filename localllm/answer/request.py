@@ -28,7 +28,8 @@ class AnswerRequest:
     """A conversation to answer, or a text to continue, for any model. None means the model's default."""
 
     # In OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and {"type":
-    # "image", "data": bytes} of a file, with "detail": "low" or "high" if it shall take few or many tokens.
+    # "image", "data": bytes} of a picture or WAV file, with "detail": "low" or "high" if it shall take few or many
+    # tokens.
     messages: Sequence[Message] = ()
     # Whether the answer continues an assistant's message at the end, unless it has tool calls, or is another message.
     may_go_on: bool = True

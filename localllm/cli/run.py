@@ -42,8 +42,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     prompt: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The prompt, and pictures by their paths; --file and standard input are appended. Without any, the "
-            "chat opens."
+            help="The prompt, and pictures or WAV files by their paths; --file and standard input are appended. "
+            "Without any, the chat opens."
         ),
     ] = None,
     file: Annotated[

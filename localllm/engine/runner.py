@@ -13,9 +13,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_io.image_rows import ImageRows, ImageSpans, SeenPicture
-from gguf_io.pictures import Budget, Picture, Size
+from gguf_io.image_rows import ImageRows, ImageSpans, SeenPicture, SeenPieces
+from gguf_io.media import Size
+from gguf_io.pictures import Budget, Picture
 from gguf_io.runner_info import RunnerInfo
+from gguf_io.sounds import Samples
 
 # Adapters by number, each with its weight; ascending, none with weight 0. The same type as gpu_offload.adapters'.
 AdapterSet = tuple[tuple[int, float], ...]
@@ -194,7 +196,7 @@ def reusable(runner: Runner, sequence: int, length: int) -> int:
 
 
 class Projector(Protocol):
-    """Encodes pictures. Thread-safe."""
+    """Encodes pictures and sounds. Thread-safe."""
 
     def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
         """A picture as rows and what the model reads around them. content: a digest of it, of which rows' ids are made.
@@ -204,6 +206,16 @@ class Projector(Protocol):
 
     def tokens(self, size: Size, budget: Budget) -> int:
         """The rows of a picture of this size, without encoding it. Raises as `see` does."""
+
+    @property
+    def sound_rate(self) -> int:
+        """How many samples a second it hears. Raises PictureError if it hears nothing."""
+
+    def sound_tokens(self, samples: int) -> int:
+        """The rows of a sound of so many samples. Raises PictureError for one that is too long, or as sound_rate."""
+
+    def hear(self, samples: Samples, content: bytes) -> SeenPieces:
+        """A sound as rows and what the model reads around them; content as in `see`. Raises as sound_tokens does."""
 
 
 @runtime_checkable

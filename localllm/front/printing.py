@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from gguf_io.media import told_fields, told_lines
 from localllm.answer.event import Answer, AnswerEvent, AnswerStream, PartKind
 from localllm.engine.request import FinishReason
 from localllm.front.terminal import ExitCode, StatusLine, answer, fail, note
@@ -110,9 +111,9 @@ def note_cut(last: AnswerEvent, max_tokens: int | None) -> None:
 
 
 def note_pictures(last: AnswerEvent) -> None:
-    """Tell the user on stderr what the model saw of each picture."""
-    for number, view in enumerate(last.pictures, 1):
-        note(f"Picture {number}: {view}")
+    """Tell the user on stderr what the model saw of each picture, and heard of each sound."""
+    for name, view in told_lines(last.pictures):
+        note(f"{name}: {view}")
 
 
 def show_progress(event: AnswerEvent, status: StatusLine) -> None:
@@ -147,7 +148,7 @@ def end_fields(last: AnswerEvent, model: str, load_s: float) -> dict[str, Any]:
         "accepted_tokens": last.counts.accepted,
         "completion_tokens": last.counts.generated,
         "finish_reason": last.finish_reason,
-        **({"pictures": [view.fields() for view in last.pictures]} if last.pictures else {}),
+        **told_fields(last.pictures),
         "model": model,
         "timings": {"load_s": load_s, **asdict(last.timings)},
     }

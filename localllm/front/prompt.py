@@ -12,7 +12,7 @@ from localllm.errors import RequestError
 from localllm.files import read_text, text_of
 from localllm.text import shortened
 
-_PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+_MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".wav")
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -52,14 +52,14 @@ def read_format(argument: str) -> Any:
 
 
 def pictures_among(arguments: Sequence[str]) -> tuple[list[Path], str | None]:
-    """The pictures that arguments name by a path without white space, and the prompt, if there is one.
+    """The pictures and sounds that arguments name by a path without white space, and the prompt, if there is one.
 
     Raises RequestError for a second prompt.
     """
     pictures, prompts = [], []
     for argument in arguments:
-        is_picture = argument.lower().endswith(_PICTURES)
-        if is_picture and (os.path.isfile(argument) or (len(arguments) > 1 and not re.search(r"\s", argument))):
+        is_medium = argument.lower().endswith(_MEDIA)
+        if is_medium and (os.path.isfile(argument) or (len(arguments) > 1 and not re.search(r"\s", argument))):
             pictures.append(Path(argument))
         else:
             prompts.append(argument)
@@ -71,13 +71,13 @@ def pictures_among(arguments: Sequence[str]) -> tuple[list[Path], str | None]:
 
 
 def read_image(file: Path) -> bytes:
-    """Read an image. Raises RequestError if the file cannot be read, or has no acceptable image."""
-    from gguf_io import pictures
+    """Read an image or a WAV. Raises RequestError if the file cannot be read, or has neither."""
+    from gguf_io import sounds
     from gguf_io.errors import PictureError
 
     data = _read(file)
     try:
-        pictures.check(data)
+        sounds.check(data)
     except PictureError as error:
         raise RequestError(f"{file}: {error}") from error
     return data

@@ -118,13 +118,13 @@ def projector_of(file: ModelFile, settings: Settings) -> Path | None:
 
 
 def _fits(path: Path, model: ModelFile) -> bool:
-    """Whether a file is an image encoder whose last layers have the width of the model's embeddings."""
+    """Whether a file is an encoder of images or sound whose last layers have the width of the model's embeddings."""
     width = model.metadata.get_int(f"{model.architecture}.embedding_length", 0)
     try:
         with open_model(path) as file:
-            sees = file.architecture == "clip" and file.metadata.get_bool("clip.has_vision_encoder", False)
-            projection = [tensor for name, tensor in file.tensors.items() if not name.startswith("v.")]
-            return sees and any(width in tensor.shape for tensor in projection)
+            kinds = [file.metadata.get_bool(f"clip.has_{each}_encoder", False) for each in ("vision", "audio")]
+            projection = [tensor for name, tensor in file.tensors.items() if not name.startswith(("v.", "a."))]
+            return file.architecture == "clip" and any(kinds) and any(width in tensor.shape for tensor in projection)
     except ModelFileError as error:
         log.warning("%s is not used: %s", path, error)
         return False

@@ -74,7 +74,7 @@ class LoadedModel:
         return sees_images(self.engine.runner)
 
     def see(self, data: bytes, budget: Budget | None = None, namespace: str = "") -> ReadPicture:
-        """An image as rows and token ids. Raises RequestError if the model cannot read images, PictureError.
+        """An image or a WAV as rows and token ids. Raises RequestError if the model has no projector, PictureError.
 
         budget: None for the settings'. namespace: users of others do not share encoded images.
         """
@@ -88,7 +88,7 @@ class LoadedModel:
         runner = self.engine.runner
         if not isinstance(runner, SeesImages) or runner.projector is None:
             raise RequestError(
-                f"{self.file.path.name} was loaded without a projector, so it reads text only, not images.",
+                f"{self.file.path.name} was loaded without a projector, so it reads text only, not images or sound.",
                 remedy=WITH_PROJECTOR,
             )
         with self._images_lock:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gguf_io.media import is_sound
 from localllm.answer.placeholders import without_images
 from localllm.answer.request import AnswerRequest, Message
 from localllm.errors import RequestError
@@ -151,13 +152,16 @@ def _call(call: Mapping[str, Any], identity: str) -> dict[str, Any]:
 
 
 def _content(content: Any) -> Any:
-    """Content with images as data: URLs (https://platform.openai.com/docs/guides/images-vision)."""
+    """Content with images as data: URLs (https://platform.openai.com/docs/guides/images-vision), and WAV files."""
     if not isinstance(content, list):
         return content
-    return [_image(part) if part.get("type") == "image" else part for part in content]
+    return [_medium(part) if part.get("type") == "image" else part for part in content]
 
 
-def _image(part: Mapping[str, Any]) -> dict[str, Any]:
+def _medium(part: Mapping[str, Any]) -> dict[str, Any]:
+    if is_sound(part["data"]):
+        encoded = base64.b64encode(part["data"]).decode()
+        return {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
     data, detail = part["data"], {"detail": part["detail"]} if "detail" in part else {}
     kind = "png" if data.startswith(_PNG) else "jpeg"
     url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -29,6 +29,8 @@ from localllm.server.limits import MAX_NAME_CHARS
 from localllm.server.served import ModelAbout, ModelDescription
 from localllm.settings import Settings, parse_lora
 from localllm.text import human_count
+from models.vision.config import sound_kind
+from models.vision.gemma4ua import KIND
 
 log = logging.getLogger(__name__)
 _BLOB = re.compile(r"sha256[-:][0-9a-f]{64}")
@@ -216,12 +218,22 @@ def about(entry: CatalogEntry, settings: Settings) -> ModelAbout:
 
 
 def capabilities(entry: CatalogEntry, settings: Settings) -> list[str]:
-    """What a model can do: completion, embedding or reranking; and tools, thinking, insert, vision.
+    """What a model can do: completion, embedding or reranking; and tools, thinking, insert, vision, audio.
 
     From its file and its template; cached until the file changes. Raises ModelFileError or another file error.
     """
     found = _capabilities(entry.path, entry.path.stat().st_mtime_ns, entry.behaviour.template)
-    return [*found, *(["vision"] if "completion" in found and projector_for(entry, settings) else [])]
+    projector = projector_for(entry, settings) if "completion" in found else None
+    return [*found, *(_senses(projector, projector.stat().st_mtime_ns, settings.backend) if projector else [])]
+
+
+@lru_cache(maxsize=256)
+def _senses(projector: Path, _changed: int, backend: str) -> list[str]:
+    """What a model perceives with a projector; the native engine, which has the choice, knows one encoder of sound."""
+    with open_model(projector) as file:
+        kind, sees = sound_kind(file), file.metadata.get_bool("clip.has_vision_encoder", False)
+    hears = kind and (kind == KIND or backend == "llama" or not sees)
+    return [*(["vision"] if sees else []), *(["audio"] if hears else [])]
 
 
 def projector_for(entry: CatalogEntry, settings: Settings) -> Path | None:

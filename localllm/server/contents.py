@@ -1,4 +1,4 @@
-"""Message contents: text and images, parsed from the protocols' formats."""
+"""Message contents: text, images and sounds, parsed from the protocols' formats."""
 
 import base64
 import binascii
@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from gguf_io import pictures
+from gguf_io import sounds
 from gguf_io.errors import PictureError
+from gguf_io.media import is_sound
 from localllm.answer.placeholders import NOTE, without_images
 from localllm.answer.request import AnswerRequest
 from localllm.extraction import UnreadableError
@@ -54,13 +55,27 @@ def as_arguments(given: str | dict[str, Any]) -> str | dict[str, Any]:
     return {"malformed": given}
 
 
+def sound_part(about: object) -> Part:
+    """A content part with the sound of OpenAI's input_audio. Raises ApiError 400, PictureError for an unsafe sound."""
+    encoded = about.get("data") if isinstance(about, dict) else None
+    if not isinstance(encoded, str) or encoded.startswith(_FETCHED):
+        raise ApiError(400, "input_audio needs data: a WAV file in base64")
+    part = image_part(encoded)
+    if not is_sound(part["data"]):
+        raise ApiError(400, "input_audio must be a WAV file; convert the sound to WAV")
+    return part
+
+
 def text_part(text: str) -> Part:
     """A content part with text."""
     return {"type": "text", "text": text}
 
 
 def image_part(encoded: object) -> Part:
-    """A content part with an image, from base64 or a URL. Raises ApiError 400, PictureError for an unsafe image."""
+    """A content part with an image or, as in Ollama, a WAV, from base64 or a URL.
+
+    Raises ApiError 400, PictureError for an unsafe one.
+    """
     if not isinstance(encoded, str):
         raise ApiError(400, "an image must be base64 text")
     if encoded.startswith(_FETCHED):
@@ -80,7 +95,7 @@ def _checked(data: bytes) -> Part:
         if reading.images >= MAX_READ_IMAGES:
             raise ApiError(400, f"the request has more than {MAX_READ_IMAGES:,} images")
         reading.images += 1
-    pictures.check(data)
+    sounds.check(data)
     return {"type": "image", "data": data}
 
 
@@ -207,6 +222,8 @@ def _parts(part: Any, role: str) -> list[Part]:
         if role == "user":
             return [image_part_of_url(url, detail)]
         return [noted_image(lambda: image_part_of_url(url, detail))]
+    if kind == "input_audio" and role == "user":
+        return [sound_part(part.get("input_audio"))]
     if kind in ("file", "input_file"):
         about = part.get("file") if isinstance(part.get("file"), dict) else part
         return file_parts(about.get("file_data"), about.get("filename"), sees=role in ("user", "tool"))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gguf_io.media import told_fields
 from localllm.answer.event import Answer, AnswerEvent, Logprob
 from localllm.engine.request import Counts, Progress
 from localllm.server.load_watch import LoadState
@@ -145,4 +146,4 @@ def _token(token: bytes, logprob: float) -> dict[str, Any]:
 def notes_of(last: AnswerEvent) -> dict[str, list[Any]]:
     """The last event's warnings and pictures, our addition to every protocol; no field if there are none."""
     warnings = {"warnings": list(last.warnings)} if last.warnings else {}
-    return {**warnings, **({"pictures": [view.fields() for view in last.pictures]} if last.pictures else {})}
+    return {**warnings, **told_fields(last.pictures)}

@@ -43,7 +43,9 @@ class VisionConfig:
 
 
 def projector_kind(file: ModelFile) -> str:
-    """The type of a projector's image encoder. Raises ModelFileError if the file has none."""
+    """The type of a projector's image encoder. Raises ModelFileError for another file, and UnsupportedModelError if it
+    has none.
+    """
     metadata = file.metadata
     if file.architecture != "clip":
         raise ModelFileError(
@@ -52,8 +54,20 @@ def projector_kind(file: ModelFile) -> str:
         )
     kind = metadata.get_str(_KIND, "") or metadata.get_str(f"{PREFIX}projector_type", "")
     if not kind or not metadata.get_bool("clip.has_vision_encoder", f"{PREFIX}patch_size" in metadata):
-        raise ModelFileError(f"{file.path}: this projector is for sound, not images. Choose another one.")
+        raise UnsupportedModelError(
+            f"{file.path}: this projector is for sound, of the type {sound_kind(file)!r}, which the native engine "
+            "does not support.",
+            remedy="llama.cpp may: use --backend llama.",
+        )
     return shortened(kind, 40)
+
+
+def sound_kind(file: ModelFile) -> str:
+    """The type of a projector's sound encoder, "" if it has none."""
+    metadata = file.metadata
+    if not metadata.get_bool("clip.has_audio_encoder", False):
+        return ""
+    return shortened(metadata.get_str("clip.audio.projector_type", "") or metadata.get_str(_KIND, "unknown"), 40)
 
 
 def read_vision_config(file: ModelFile, merge_key: str = "projector.scale_factor", merge: int = 1) -> VisionConfig:

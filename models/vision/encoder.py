@@ -14,11 +14,13 @@ from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from gguf_io.pictures import DEFAULT_BUDGET, Budget
 from gguf_io.runner_info import LoadProgress
+from gguf_io.sounds import Samples
 from models.errors import UnsupportedModelError, kernels_needed
 from models.needs import HeaderLoader, Needs, addressable, touched_bytes
 from models.steps import compiling, usable_threads
-from models.vision.config import projector_kind
+from models.vision.config import projector_kind, sound_kind
 from models.vision.family import EncoderFamily, Passes, Progress, Rows
+from models.vision.gemma4ua import FRAME, KIND, Gemma4Sound
 from models.vision.layout import ImageLayout, PictureSizeError
 from models.vision.pixels import Pixels
 from models.vision.recording import VisionRecording
@@ -47,21 +49,22 @@ class ImageEncoder:
     """A projector's image encoder on our own kernels. Not thread-safe; close it after use.
 
     A picture's rows are the same bits with any number of threads. width: values of a row; a multiple of the language
-    model's width if rows are added to several of its layers.
+    model's width if rows are added to several of its layers. sound: its encoder of sound, None if it has none that is
+    computed. sound_kind: the type of the one that it has, "" for none.
     """
 
     def __init__(self, file: ModelFile, threads: int | None = None, progress: LoadProgress | None = None) -> None:
         """Load and pack the weights and compile the kernels; see open_encoder."""
         self._family = family = _family_of(file)
+        self.sound, self.sound_kind = _sound_of(file), sound_kind(file)
         self.width = family.width
         team = self._team = ThreadTeam(usable_threads(threads))
         try:
             if progress is not None:
                 progress("loading the image encoder", 0.0)
             builder = ProgramBuilder()
-            fields = _record(
-                family, file, WeightLoader(file, team, builder, progress, words=True), builder, team.threads
-            )
+            loader = WeightLoader(file, team, builder, progress, words=True)
+            fields = _record(family, self.sound, loader, builder, team.threads)
             with kernels_needed():
                 program = builder.build(compiling(progress))
         except BaseException:
@@ -85,6 +88,12 @@ class ImageEncoder:
             raise ValueError(f"pixels are {pixels.dtype}{list(pixels.shape)}, which is not what the layout is for")
         self._passes.begin(self._family.work(layout), progress)
         return self._family.encode(pixels, layout, self._passes)
+
+    def encode_sound(self, samples: Samples) -> Rows:
+        """The rows of a sound. Ends soon if the work is cancelled."""
+        if self._closed or self.sound is None:
+            raise ValueError("this encoder is closed, or has none for sound")
+        return self.sound.encode(samples, self._passes)
 
     def close(self) -> None:
         """Stop the threads; memory is released with the last reference. Idempotent."""
@@ -120,7 +129,7 @@ def vision_needs(file: ModelFile, threads: int | None = None) -> Needs:
     family, builder = _family_of(file), ProgramBuilder()
     with addressable(file):
         loader = HeaderLoader(file, builder, words=True)
-        _record(family, file, loader, builder, usable_threads(threads))
+        _record(family, _sound_of(file), loader, builder, usable_threads(threads))
     beside = touched_bytes(builder) - loader.packed_bytes
     return Needs(loader.packed_bytes, beside + family.picture_bytes)
 
@@ -137,12 +146,19 @@ def _family_of(file: ModelFile) -> EncoderFamily:
     return made
 
 
+def _sound_of(file: ModelFile) -> Gemma4Sound | None:
+    return Gemma4Sound(file) if sound_kind(file) == KIND else None
+
+
 def _record(
-    family: EncoderFamily, file: ModelFile, loader: WeightLoader, builder: ProgramBuilder, threads: int
+    family: EncoderFamily, sound: Gemma4Sound | None, loader: WeightLoader, builder: ProgramBuilder, threads: int
 ) -> dict[Step, NDArray[np.generic]]:
     """Record a family's program; return the arrays of its step record."""
-    recording = VisionRecording(builder, loader, family.pass_rows, family.longest, threads)
+    longest = max(family.longest, FRAME if sound else 0)
+    recording = VisionRecording(builder, loader, family.pass_rows, longest, threads)
     family.record(loader, recording)
+    if sound:
+        sound.record(loader, recording)
     for start in _SOUND:
         loader.leave_out(*loader.names(start))
     loader.check_all_used(0)

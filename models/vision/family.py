@@ -13,7 +13,8 @@ from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.tuning import prefetch
 from gguf_io import ModelFile
 from gguf_io.interruption import checkpoint
-from gguf_io.pictures import Budget, Size
+from gguf_io.media import Size
+from gguf_io.pictures import Budget
 from models.sizes.state import SlotSizes
 from models.steps import step_fields
 from models.vision.layout import ImageLayout

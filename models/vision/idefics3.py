@@ -4,7 +4,8 @@ Source: tools/mtmd/models/siglip.cpp in llama.cpp, and Idefics 3's image process
 """
 
 from gguf_io import ModelFile
-from gguf_io.pictures import Budget, Size
+from gguf_io.media import Size
+from gguf_io.pictures import Budget
 from models.vision.config import MAX_SIDE, PREFIX, read_vision_config
 from models.vision.family import Passes, Rows
 from models.vision.layout import ImageLayout, RowRun

@@ -6,7 +6,8 @@ Source: tools/mtmd/models/internvl.cpp in llama.cpp; grids are those of InternVL
 import numpy as np
 
 from gguf_io import ModelFile
-from gguf_io.pictures import Budget, Size
+from gguf_io.media import Size
+from gguf_io.pictures import Budget
 from models.vision.config import PREFIX, read_vision_config
 from models.vision.family import Passes, Rows
 from models.vision.layout import ImageLayout, RowRun, closest_grid

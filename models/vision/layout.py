@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from gguf_io.errors import LocalLLMError
-from gguf_io.pictures import Size
+from gguf_io.media import Size
 
 
 class PictureSizeError(LocalLLMError):

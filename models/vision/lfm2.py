@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io import ModelFile
-from gguf_io.pictures import Budget, Size
+from gguf_io.media import Size
+from gguf_io.pictures import Budget
 from models.vision.config import read_vision_config
 from models.vision.family import Passes, Rows
 from models.vision.layout import ImageLayout, RowRun, closest_grid, rounded_size

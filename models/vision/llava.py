@@ -5,7 +5,8 @@ returns the class in place of the first patch.
 """
 
 from gguf_io import ModelFile
-from gguf_io.pictures import Budget, Size
+from gguf_io.media import Size
+from gguf_io.pictures import Budget
 from models.errors import refusal
 from models.vision.config import PREFIX, read_vision_config
 from models.vision.family import Passes, Rows

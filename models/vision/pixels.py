@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from gguf_io.pictures import Size
+from gguf_io.media import Size
 from models.vision.config import VisionConfig
 
 Pixels = NDArray[np.uint8]

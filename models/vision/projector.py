@@ -1,14 +1,17 @@
-"""A projector on our own kernels: pictures as rows of embeddings (localllm.engine.runner.Projector)."""
+"""A projector on our own kernels: pictures and sounds as rows of embeddings (localllm.engine.runner.Projector)."""
 
 import threading
 
 from gguf_io import ModelFile
 from gguf_io.errors import PictureError
-from gguf_io.image_rows import ImageRows, SeenPicture, grid_of, row_ids
-from gguf_io.pictures import Budget, Picture, Size
+from gguf_io.image_rows import ImageRows, SeenPicture, SeenPieces, grid_of, row_ids
+from gguf_io.media import Size
+from gguf_io.pictures import Budget, Picture
 from gguf_io.runner_info import LoadProgress
+from gguf_io.sounds import Samples
 from models.kv_layout import MAX_ROWS
 from models.vision.encoder import open_encoder
+from models.vision.gemma4ua import Gemma4Sound
 from models.vision.layout import ImageLayout, PictureSizeError, RowRun
 
 
@@ -36,11 +39,7 @@ class NativeProjector:
     def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
         """See localllm.engine.runner.Projector. Ends early if the work is cancelled (gguf_io.interruption)."""
         layout = self._layout(picture.size, budget)
-        if layout.tokens >= self._context:
-            raise PictureError(
-                f"The image takes {layout.tokens:,} tokens, more than the context of {self._context:,}. Lower "
-                "image_max_tokens, or send a smaller one."
-            )
+        self._check_room("image", layout.tokens, "Lower image_max_tokens, or send a smaller one.")
         with self._lock:
             encoded = self._encoder.encode(picture.pixels, layout)
         rows = iter(encoded)
@@ -57,6 +56,48 @@ class NativeProjector:
     def tokens(self, size: Size, budget: Budget) -> int:
         """See localllm.engine.runner.Projector."""
         return self._layout(size, budget).tokens
+
+    @property
+    def sound_rate(self) -> int:
+        """See localllm.engine.runner.Projector."""
+        return self._sound.rate
+
+    def sound_tokens(self, samples: int) -> int:
+        """See localllm.engine.runner.Projector."""
+        sound, seconds = self._sound, samples / self._sound.rate
+        if seconds > sound.most_seconds:
+            raise PictureError(
+                f"The sound lasts {seconds:,.1f} s; this model hears at most {sound.most_seconds} s. Cut it into parts."
+            )
+        tokens = sound.rows(samples)
+        self._check_room("sound", tokens, "Send a shorter one.")
+        return tokens
+
+    def hear(self, samples: Samples, content: bytes) -> SeenPieces:
+        """See localllm.engine.runner.Projector. Ends early if the work is cancelled."""
+        tokens, sound = self.sound_tokens(len(samples)), self._sound
+        with self._lock:
+            rows = self._encoder.encode_sound(samples)
+        return sound.begin, ImageRows(row_ids(content, 0, tokens), rows, sees_all=False), sound.end
+
+    @property
+    def _sound(self) -> Gemma4Sound:
+        """The encoder of sound. Raises PictureError if there is none."""
+        if self._encoder.sound is not None:
+            return self._encoder.sound
+        if self._encoder.sound_kind:
+            raise PictureError(
+                f"The model's projector encodes sound as {self._encoder.sound_kind!r}, which the native engine "
+                "does not support.",
+                remedy="llama.cpp may: use --backend llama.",
+            )
+        raise PictureError("This model reads text and images, but hears no sound. Choose another model.")
+
+    def _check_room(self, what: str, tokens: int, remedy: str) -> None:
+        if tokens >= self._context:
+            raise PictureError(
+                f"The {what} takes {tokens:,} tokens, more than the context of {self._context:,}. {remedy}"
+            )
 
     def _layout(self, size: Size, budget: Budget) -> ImageLayout:
         """A picture's layout; one whose rows see each other takes at most as many as a step computes."""

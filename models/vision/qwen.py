@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
-from gguf_io.pictures import Budget, Size
+from gguf_io.media import Size
+from gguf_io.pictures import Budget
 from models.vision.config import PREFIX, read_vision_config
 from models.vision.family import EncoderFamily, Passes, Rows
 from models.vision.layout import ImageLayout, RowRun, rounded_size

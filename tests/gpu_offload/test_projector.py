@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_io.errors import ModelFileError
+from gguf_io.errors import ModelFileError, PictureError
 from gguf_io.image_rows import ImageRows
 from gpu_offload import loading
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
@@ -21,7 +21,9 @@ from tests.gpu_offload.projector_runs import (
     see,
     whole_prompt,
 )
+from tests.models.vision.projectors import write_vision
 from tests.oracle import llama_oracle
+from tests.oracle.vision_oracle import LlamaVision
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
@@ -118,3 +120,25 @@ def test_projectors_of_other_models_are_refused(path, tmp_path):
             opened(path, file)
     with pytest.raises(ModelFileError):
         opened(path, tmp_path / "missing.gguf")
+
+
+def test_a_sound_is_heard_as_llama_cpp_hears_it(path, tmp_path):
+    projector = write_vision(tmp_path / "mmproj.gguf", "gemma4uv", sound="gemma4ua")
+    samples = np.random.default_rng(1).standard_normal(3000).astype(np.float32)
+    runner, llama = opened(path, projector), LlamaVision(projector, path)
+    try:
+        ear = runner.projector
+        begin, rows, end = ear.hear(samples, bytes(32))
+        before, expected, after = llama.pieces(samples)
+        assert (ear.sound_rate, ear.sound_tokens(3000)) == (16_000, 5 + len(before) + len(after))
+        assert (begin, end) == (before, after) and not rows.sees_all
+        np.testing.assert_allclose(rows.embeddings, expected, rtol=1e-5, atol=1e-6)
+        assert len(ear.hear(samples[:1], bytes(32))[1].ids) == 3  # a single sample would end the process
+    finally:
+        llama.close()
+        runner.close()
+
+
+def test_a_projector_of_pictures_hears_nothing(runner):
+    with pytest.raises(PictureError, match="hears no sound"):
+        runner.projector.sound_rate  # noqa: B018

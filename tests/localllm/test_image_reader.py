@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from gguf_io.errors import PictureError
-from gguf_io.image_rows import ImageRows, SeenPicture, grid_of, row_ids
+from gguf_io.image_rows import ImageRows, SeenPicture, SeenPieces, grid_of, row_ids
+from gguf_io.media import SoundView
 from gguf_io.pictures import Budget, Picture
 from localllm import image_reader
 from localllm.image_reader import ImageReader
+from tests.gguf_io.test_sounds import wav
 from tests.gpu_offload.projector_files import png, png_of
 
 TALL = np.zeros((8, 4, 3), np.uint8)
@@ -29,6 +31,16 @@ class Counting:
 
     def tokens(self, size: tuple[int, int], budget: Budget) -> int:
         return 6
+
+    sound_rate = 8_000
+
+    def sound_tokens(self, samples: int) -> int:
+        return samples // 100
+
+    def hear(self, samples: np.ndarray, content: bytes) -> SeenPieces:
+        self.calls += 1
+        count = self.sound_tokens(len(samples))
+        return "<s>", ImageRows(row_ids(content, 0, count), np.tile(samples[:5], (count, 1)), False), (7,)
 
 
 def reader(folder: Path | None, projector: Counting, identity: str = "encoder") -> ImageReader:
@@ -62,6 +74,24 @@ def test_pictures_are_found_on_disk_after_a_restart_bit_by_bit(tmp_path: Path) -
     np.testing.assert_array_equal(one.embeddings, other.embeddings)
     np.testing.assert_array_equal(one.positions(9, 0, 6), other.positions(9, 0, 6))
     assert one.length == other.length == 3
+
+
+def test_a_sound_is_encoded_once_in_any_file_and_found_on_disk(tmp_path: Path) -> None:
+    tone = np.sin(np.arange(800) / 5)
+    projector = Counting()
+    images = reader(tmp_path, projector)
+    assert (images.tokens(wav(tone, rate=8_000)), projector.calls) == (8, 0)
+    first = images.see(wav(tone, rate=8_000))
+    assert images.see(wav(tone, rate=8_000) + b"after the end", Budget(most_tokens=3)) is first and projector.calls == 1
+    assert images.see(wav(-tone, rate=8_000)) is not first and projector.calls == 2
+    assert first.view == SoundView(0.1, 12)
+    found = reader(tmp_path, projector).see(wav(tone, rate=8_000))
+    assert (found.view, projector.calls) == (first.view, 2)
+    one, other = first.pieces[1], found.pieces[1]
+    assert isinstance(one, ImageRows) and isinstance(other, ImageRows)
+    np.testing.assert_array_equal(one.embeddings, other.embeddings)
+    with pytest.raises(PictureError):
+        images.see(wav(tone)[:-1])
 
 
 @pytest.mark.parametrize(("identity", "namespace"), [("another encoder", ""), ("encoder", "another user")])

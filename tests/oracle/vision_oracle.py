@@ -34,7 +34,7 @@ class LlamaVision:
         self._mtmd.mtmd_free(self._context)
 
     def pieces(self, pixels: np.ndarray) -> list[Piece]:
-        """What llama.cpp makes of uint8[height, width, 3]."""
+        """What llama.cpp makes of a picture, uint8[height, width, 3], or a sound, float32[samples]."""
         mtmd = self._mtmd
         with self._chunks(pixels) as chunks:
             count = mtmd.mtmd_input_chunks_size(chunks)
@@ -59,8 +59,12 @@ class LlamaVision:
         mtmd = self._mtmd
         marker = mtmd.mtmd_default_marker()
         data = np.ascontiguousarray(pixels)
-        buffer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8 * data.size)).contents
-        bitmap = mtmd.mtmd_bitmap_init(pixels.shape[1], pixels.shape[0], buffer)
+        kind = ctypes.c_uint8 if data.ndim == 3 else ctypes.c_float
+        buffer = data.ctypes.data_as(ctypes.POINTER(kind * data.size)).contents
+        if data.ndim == 3:
+            bitmap = mtmd.mtmd_bitmap_init(pixels.shape[1], pixels.shape[0], buffer)
+        else:
+            bitmap = mtmd.mtmd_bitmap_init_from_audio(data.size, buffer)
         chunks = mtmd.mtmd_input_chunks_init()
         try:
             text = mtmd.mtmd_input_text(marker, len(marker), False, True)

@@ -160,7 +160,9 @@ def test_many_pictures_are_counted_where_an_answer_went_without_them() -> None:
     [
         ("photo.webp", b"RIFF\xff\xff\xff\xffWEBP", "photo.webp cannot be attached. The image is"),
         ("broken.png", b"\x89PNG\r\n\x1a\n", "is damaged|unknown format"),
-        ("all.zip", b"PK\x03\x04\xff", "Only text, PDF, DOCX and pictures"),
+        ("song.mp3", b"ID3\x03\xff\xff", "song.mp3 cannot be attached. The file is a sound, but no WAV"),
+        ("cut.wav", b"RIFF\0\0\0\0WAVEfmt ", "cut.wav cannot be attached. The sound is damaged"),
+        ("all.zip", b"PK\x03\x04\xff", "Only text, PDF, DOCX, pictures and WAV"),
         ("broken.pdf", b"%PDF-1.7\n%%EOF", "broken.pdf: cannot be read as PDF: "),
         ("named.docx", b"just text", "named.docx: cannot be read as DOCX: "),
         ("blank.pdf", pdf_of([[]]), "blank.pdf: has no text, and shows nothing"),

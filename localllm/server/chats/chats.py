@@ -396,7 +396,7 @@ class Chats:
         try:
             models, entry = await service.find(conversation.model)
             able = await to_thread.run_sync(models.capabilities, entry)
-            sees = "vision" in able
+            sees = not {"vision", "audio"}.isdisjoint(able)
             offered = await tools.offered(conversation.model, "tools" in able) if tools else ()
             if tools and tools.problems:
                 self.note(conversation, "\n".join(tools.problems))

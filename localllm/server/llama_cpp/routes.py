@@ -182,7 +182,7 @@ async def props(service: ServiceDep, model: str = "") -> Object:
             "default_generation_settings": {"n_ctx": context, "params": asdict(SamplingParams()) | {"logit_bias": []}},
             "total_slots": held.most_choices,
             "model_alias": name,
-            "modalities": {"vision": "vision" in capabilities, "audio": False},
+            "modalities": {"vision": "vision" in capabilities, "audio": "audio" in capabilities},
             "chat_template": held.template.source,
             "bos_token": text_of(tokenizer.bos_id),
             "eos_token": text_of(min(tokenizer.eog_ids, default=None)),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gguf_io.image_rows import ReadPicture
-from gguf_io.pictures import PictureView
+from gguf_io.media import PictureView
 from localllm.answer.local import LocalModel
 from localllm.answer.request import AnswerRequest
 from localllm.chats import Role, SessionStore

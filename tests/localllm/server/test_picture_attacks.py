@@ -124,7 +124,7 @@ def test_ten_thousand_pictures_are_refused_before_they_are_all_read(client: http
 def test_a_killed_decoder_is_said_and_the_next_picture_is_read(client: httpx.Client, server: Any) -> None:
     assert send(client, "/api/chat", bodies(png(3))["/api/chat"]).status_code == 200
     children = psutil.Process(server.process.pid).children(recursive=True)
-    decoders = [child for child in children if "gguf_io.picture_worker" in child.cmdline()]
+    decoders = [child for child in children if "gguf_io.media_worker" in child.cmdline()]
     assert decoders
     for child in decoders:
         child.kill()

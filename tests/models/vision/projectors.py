@@ -221,9 +221,10 @@ def write_vision(
     keys: dict[str, Any] | None = None,
     changed: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None,
     seed: int = 5,
+    sound: str = "",
     **sizes: int,
 ) -> Path:
-    """Write a projector. changed: changes tensors in place. sizes: other Sizes.
+    """Write a projector. changed: changes tensors in place. sizes: other Sizes. sound: the type of a sound encoder.
 
     weights: the type of matrices, F16 where rows are no whole blocks of it.
     """
@@ -250,11 +251,14 @@ def write_vision(
         "clip.use_gelu": made.activation == "gelu",
         "clip.use_silu": made.activation == "silu",
         **{f"clip.vision.{name}": value for name, value in (common | made.keys(s)).items()},
+        **(_sound_keys(kind, sound, s) if sound else {}),
         **(keys or {}),
     }
     add_keys(writer, {key: value for key, value in stated.items() if value is not None})
     rng = np.random.default_rng(seed)
     tensors = {name: _random(rng, name, shape) for name, shape in made.tensors(s)}
+    if sound:
+        tensors["mm.a.input_projection.weight"] = _random(rng, "matrix", (s.text, 640))
     changed(tensors)
     for name, values in tensors.items():
         matrix = values.ndim == 2 and name.endswith(".weight") and not any(part in name for part in _STAY_FLOATS)
@@ -263,6 +267,19 @@ def write_vision(
             chosen = gguf.GGMLQuantizationType.F16
         writer.add_tensor(name, quantize(values, chosen), raw_dtype=chosen)
     return finish(writer)
+
+
+def _sound_keys(kind: str, sound: str, s: Sizes) -> dict[str, Any]:
+    sizes = {"embedding_length": 640, "projection_dim": s.text, "num_mel_bins": 128}
+    zeros = dict.fromkeys(("feed_forward_length", "block_count", "attention.head_count"), 0)
+    return {
+        "clip.projector_type": None,
+        "clip.vision.projector_type": kind,
+        "clip.has_audio_encoder": True,
+        "clip.audio.projector_type": sound,
+        "clip.audio.attention.layer_norm_epsilon": 1e-6,
+        **{f"clip.audio.{name}": value for name, value in (sizes | zeros).items()},
+    }
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:

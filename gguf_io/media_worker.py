@@ -1,7 +1,8 @@
-"""The confined child process that decodes pictures with Pillow.
+"""The confined child process that decodes pictures with Pillow, and sounds.
 
-The kind of a request is "check" or "decode", its data the file. The reply is {"width", "height", "frames"}, after
-"decode" with the pixels as raw bytes, or {"error": text}.
+The kind of a request is "check" or "decode", its data a picture; or "length" or "samples" and a number of samples a
+second, its data a WAV file. The reply is {"width", "height", "frames"}, after "decode" with the pixels as raw bytes;
+{"samples"}, after "samples" with them as raw bytes, float32; or {"error": text}.
 """
 
 import io
@@ -26,6 +27,7 @@ _OTHERS = (
     (0, b"<svg", "an SVG"),
     (0, b"<?xml", "an SVG"),
 )
+_SOUNDS = (b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"fLaC", b"OggS", b"FORM")  # MP3, FLAC, Ogg, AIFF
 
 
 def main() -> None:
@@ -38,13 +40,29 @@ def main() -> None:
 
 
 def _answer(kind: str, data: bytes) -> Reply:
+    what, _, rate = kind.partition(" ")
+    return _heard(what, data, int(rate)) if rate else _seen(what, data)
+
+
+def _heard(kind: str, data: bytes, rate: int) -> Reply:
+    from gguf_io.wav import WavError, read_header, read_samples, samples_at
+
+    try:
+        if kind == "length":
+            return {"samples": samples_at(read_header(data), rate)}
+        samples = read_samples(data, rate)
+    except WavError as error:
+        return {"error": str(error)}
+    return {"samples": len(samples), "raw": samples.tobytes()}
+
+
+def _seen(kind: str, data: bytes) -> Reply:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except UnidentifiedImageError:
-        named = next((f"The image is {name}." for at, mark, name in _OTHERS if data.startswith(mark, at)), "")
-        return {"error": f"{named or 'The image is of an unknown format.'} Convert it to PNG, JPEG or WebP."}
+        return {"error": _other_format(data)}
     except MemoryError:
         raise
     except Exception:  # whatever a decoder raises on an untrusted file
@@ -67,6 +85,13 @@ def _answer(kind: str, data: bytes) -> Reply:
     except Exception as error:  # as above: damaged, or cut short
         return {"error": f"The image is damaged: {str(error)[:200] or type(error).__name__}. Save it again."}
     return {"width": pixels.width, "height": pixels.height, "frames": frames, "raw": pixels.tobytes()}
+
+
+def _other_format(data: bytes) -> str:
+    if data.startswith(_SOUNDS):
+        return "The file is a sound, but no WAV. Convert it to WAV."
+    named = next((f"The image is {name}." for at, mark, name in _OTHERS if data.startswith(mark, at)), "")
+    return f"{named or 'The image is of an unknown format.'} Convert it to PNG, JPEG or WebP."
 
 
 _ORIENTATION, _SIDEWAYS = 0x0112, 5  # EXIF's tag, and its first value that exchanges width and height
