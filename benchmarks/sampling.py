@@ -1,21 +1,26 @@
 """Processor time of choosing a token: each sampling option alone, over vocabularies of several sizes.
 
-    python -m benchmarks.sampling [--size 262144] [--rounds 40]
+    python -m benchmarks.sampling [--size 262144] [--rounds 40] [--model MODEL.gguf]
 
-Logits are random: flat ones (normal, deviation 1), where most tokens stay candidates, and peaked ones (deviation 4), as
-trained models' are. Each figure is the median of the thread's processor time in milliseconds.
+Logits are random: flat ones (normal, deviation 1), where most tokens stay candidates, and peaked ones (deviation 4); or
+those that a model computes within this text. Each figure is the median of the thread's processor time in
+milliseconds.
 """
 
 import argparse
 import sys
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from benchmarks.engine_tools import KV_BYTES
+from gguf_io import load_tokenizer, open_model
 from localllm.engine.request import SamplingParams
 from localllm.engine.sampling import Sampler
+from models.native_runner import NativeRunner
 
 NONE: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
 WAYS: dict[str, dict[str, Any]] = {
@@ -42,6 +47,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "log-probabilities": NONE | {"logprobs": 20},
 }
 HISTORY = 2000
+ROWS = 4
 
 
 def milliseconds(way: str, logits: np.ndarray, rounds: int) -> float:
@@ -61,15 +67,30 @@ def milliseconds(way: str, logits: np.ndarray, rounds: int) -> float:
     return 1000 * median(taken)
 
 
+def logits_of(path: Path) -> np.ndarray:
+    """A model's logits after some tokens of this module's description."""
+    with open_model(path) as file:
+        runner, tokenizer = NativeRunner(file, kv_bytes=KV_BYTES // 8, threads=1), load_tokenizer(file)
+    tokens = tokenizer.encode(str(__doc__))
+    rows = range(len(tokens))
+    wanted = rows[len(tokens) // ROWS - 1 :: len(tokens) // ROWS]
+    return runner.run(tokens, rows, [runner.create_sequence()] * len(rows), wanted)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, nargs="*", default=[32_000, 151_936, 262_144])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--model", type=Path)
     arguments = parser.parse_args()
     random = np.random.default_rng(1)
-    rows = {
-        (size, kind): (random.normal(size=(2, size)) * deviation).astype(np.float32)
+    rows: dict[tuple[int, str], np.ndarray] = {}
+    if arguments.model:
+        logits = logits_of(arguments.model)
+        rows[logits.shape[1], "model"] = logits
+    rows |= {
+        (size, kind): (random.normal(size=(ROWS, size)) * deviation).astype(np.float32)
         for size in arguments.size
         for kind, deviation in (("flat", 1.0), ("peaked", 4.0))
     }

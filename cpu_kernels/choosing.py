@@ -7,6 +7,10 @@ Most filters keep the first candidates of an order, until they have a share of t
 longer than a small model's whole step, so only the last of these candidates is searched (`_border`): a sample of the
 candidates shows about where it is, one pass over all sums up what comes before, and histograms divide what is left
 until it is short enough to sort. Any sample gives the same result.
+
+Where few candidates have most of the mass, as with trained models, filters look at these alone (`_near`). The mass of
+the others is summed up in single precision, and its error is bounded. Where the error could change what is kept, the
+filter starts again with all candidates, in double precision.
 """
 
 import math
@@ -23,14 +27,20 @@ from cpu_kernels.kernel import kernel
 from cpu_kernels.records import argument, scratch
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import (
+    add_f32,
     add_i32,
+    exp2_f32,
+    fma,
     largest_f32,
     largest_magnitude,
     magnitude,
     max_f32,
     max_i32,
+    min_f32,
+    mul_f32,
     neg_f32,
     or_i32,
+    sub_f32,
     sum_i32,
 )
 from cpu_kernels.simd.doubles import (
@@ -75,6 +85,7 @@ from cpu_kernels.simd.vectors import (
     splat_f32,
     store_f32,
     store_i32,
+    zero_f32,
     zero_i32,
 )
 
@@ -101,6 +112,17 @@ _IMPOSSIBLE = 745.13
 _ROUNDING = 1e-16
 # Standard deviations around a sample's guess.
 _DEVIATIONS = 3.0
+# Candidates are near if at most one of so many is.
+_FEW = 8
+# Those further away count as if they were here.
+_FARTHEST = 80.0
+# Relative errors of sums in single precision, at distance 0 and more for each unit of it; and in double precision.
+_ERROR, _ERROR_BY_DISTANCE, _SUM_ERROR = 2e-6, 2e-7, 1e-12
+# Relative error of keys in single precision and of a bound that they are compared with.
+_KEY_ERROR = 2.5e-7
+# What is known of far candidates: sums of mass, of mass times distance and times its square, and the least distance.
+# There are none.
+_NONE_FAR = (0.0, 0.0, 0.0, math.inf)
 
 
 class Rule(IntEnum):
@@ -163,22 +185,23 @@ def _room(count: int) -> int:
 
 @inner
 def _places(memory: int, count: int) -> Any:
-    """Addresses: candidates' logits, ids; a list's positions, logits, keys, weights, exact keys; marks, parts, bins.
+    """Addresses: candidates' logits, ids; those of a list; marks, parts, bins; near candidates' logits and ids.
 
-    The list's positions are there twice: _narrow keeps the second ones.
+    A list has positions, logits, keys, weights and exact keys. Its positions are there twice; _narrow keeps the second.
     """
     room = _room(count)
     exact = memory + 28 * room
     marks = exact + 12 * room
     parts = marks + room
     bins = parts + 8 * (room // _PART + 1)
+    near = bins + 16 * _BINS
     listed = (memory + 8 * room, memory + 12 * room, memory + 16 * room, memory + 20 * room, exact, exact + 8 * room)
-    return memory, memory + 4 * room, listed, marks, parts, bins
+    return memory, memory + 4 * room, listed, marks, parts, bins, (near, near + 4 * room)
 
 
 def memory_bytes(count: int) -> int:
     """Bytes of memory to choose from `count` logits, a multiple of 64."""
-    return (int(_places(0, count)[-1]) + 16 * _BINS + 63) // 64 * 64
+    return (int(_places(0, count)[-1][1]) + 4 * _room(count) + 63) // 64 * 64
 
 
 def kept_places(memory: int, count: int) -> tuple[int, int]:
@@ -270,12 +293,12 @@ def _weigh(x: int, n: int, top: float, factor: float, parts: int) -> float:
 
 
 @inner
-def _mean_distance(x: int, n: int, top: float, factor: float) -> Any:
-    """The mean of top - logit by the weights, and their sum; factor as for _weigh, 0 for equal weights."""
+def _mean_distance(x: int, n: int, top: float) -> Any:
+    """The mean of top - logit by the weights at temperature 1, and their sum."""
     found, total = zero_f64(), zero_f64()
     for i in range(0, n, 16):
         values, some = _block(x, n, i), before(n - i)
-        weights = where_f64(some, power_f64(values, top, factor))
+        weights = where_f64(some, power_f64(values, top, _LOG2E))
         found = add_f64(found, where_f64(some, multiply_f64(distance_f64(values, top), weights)))
         total = add_f64(total, weights)
     whole = sum_f64(total)
@@ -468,12 +491,14 @@ def _sort(count: int, listed: Any) -> None:
 
 
 @inner
-def _border(x: int, n: int, how: Any, share: Any, places: Any) -> Any:
+def _border(x: int, n: int, how: Any, share: Any, far: Any, places: Any) -> Any:
     """Find the first candidates in falling order of keys that have a share of the mass, or are as many as asked.
 
     share: the share or number, and 1 if it must be exceeded. Equal candidates are in the order of position. The result
     is a key and a number: candidates above the key are kept, and that many of the list, which begins with them. All
     others of the list have no higher key. The third is how many were listed at first if all that are kept were, else 0.
+    far: what is known of candidates that are not among these (_NONE_FAR). The number is -1 if its error may change
+    which are kept.
     """
     listed, bins = places[2], places[5]
     part, beyond = share
@@ -481,6 +506,8 @@ def _border(x: int, n: int, how: Any, share: Any, places: Any) -> Any:
     if n >= MANY:
         upper, lower = _guess(x, n, how, part / n if how[1] != _WEIGHED else part, listed, bins)
     above, more, total = _masses(x, n, how, upper, lower)
+    if how[1] == _WEIGHED:
+        total += far[0]
     goal = part * total
     if above > 0.0 and _reached(above, goal, beyond):
         upper, lower, above = _INFINITY, upper, 0.0
@@ -491,23 +518,53 @@ def _border(x: int, n: int, how: Any, share: Any, places: Any) -> Any:
     count, above = _narrow(count, goal, beyond, above, listed, bins)
     key = np.float32(_range(listed[2], count)[0])
     _sort(count, listed)
-    found, j = above / total, 0
+    less = found = above / total
+    j = 0
     while j < count:
+        less = found
         found += get_f64(listed[3] + 8 * j) / total
         j += 1
         if _reached(found, part, beyond):
             break
+    if how[1] == _WEIGHED and far[0] > 0.0:
+        doubt = _mass_error(far) / total + _SUM_ERROR
+        unsure = less + doubt >= part or found - doubt <= part
+        if how[0] != 0 and not unsure:
+            unsure = _may_move(x, n, get_f64(listed[4] + 8 * (j - 1)), how, far, total)
+        if unsure:
+            j = -1
     return key, j, whole
 
 
 @inner
-def _keep_share(x: int, ids: int, n: int, how: Any, share: Any, min_keep: int, places: Any) -> int:
-    """Keep the first candidates until they have a share, and at least min_keep; returns how many. See _border."""
-    key, some, whole = _border(x, n, how, share, places)
+def _mass_error(far: Any) -> float:
+    """The bound of the error of far candidates' mass."""
+    return _ERROR * far[0] + _ERROR_BY_DISTANCE * far[1]
+
+
+@inner
+def _may_move(x: int, n: int, last: float, how: Any, far: Any, total: float) -> bool:
+    """Whether the error of the middle may change which candidates are kept. last: the key of the last of them."""
+    error = _ERROR * far[1] + _ERROR_BY_DISTANCE * far[2] + _mass_error(far) * how[3]
+    move = 4.0 * (error / total + _SUM_ERROR * how[3]) - _KEY_ERROR * last
+    counted = (how[0], _COUNTED, how[2], how[3])
+    above, more, _ = _masses(x, n, counted, np.float32(last + move), np.float32(last - move))
+    return more - above != 1.0 or how[3] - last + move >= far[3]
+
+
+@inner
+def _keep_share(x: int, ids: int, n: int, how: Any, share: Any, min_keep: int, far: Any, places: Any) -> int:
+    """Keep the first candidates until they have a share, and at least min_keep; returns how many. See _border.
+
+    If far candidates may change which are kept, keeps nothing and returns -1.
+    """
+    key, some, whole = _border(x, n, how, share, far, places)
+    if some < 0:
+        return -1
     if min_keep > 1:
         counting = (how[0], _COUNTED_BY_WEIGHT, how[2], how[3])
         if _masses(x, n, counting, key, key)[0] + some < min_keep:
-            key, some, whole = _border(x, n, counting, (float(min(min_keep, n)), 0), places)
+            key, some, whole = _border(x, n, counting, (float(min(min_keep, n)), 0), far, places)
     listed = places[2]
     if 0 < whole < n // 4:
         return _keep_listed(ids, whole, how, some, places)
@@ -515,6 +572,52 @@ def _keep_share(x: int, ids: int, n: int, how: Any, share: Any, min_keep: int, p
     for j in range(some):
         put_u8(places[3] + get_i32(listed[0] + 4 * j), 1)
     return _keep_marked(x, ids, n, how, key, 1, places)
+
+
+@inner
+def _keep_typical(x: int, ids: int, n: int, top: float, typical_p: float, min_keep: int, far: Any, places: Any) -> int:
+    """Keep those whose surprise is nearest to the entropy (arXiv:2202.00666); returns how many, or as _keep_share."""
+    if _count_above(x, n, top - _IMPOSSIBLE) < n:
+        n = _keep_above(x, ids, n, top - _IMPOSSIBLE, places)
+        x, ids = places[0], places[1]
+    mean, mass = _mean_distance(x, n, top)
+    middle = (mean * mass + far[1]) / (mass + far[0])
+    return _keep_share(x, ids, n, (1, _WEIGHED, top, middle), (typical_p, 1), min_keep, far, places)
+
+
+@inner
+def _near(x: int, ids: int, n: int, top: float, share: float, min_keep: int, places: Any) -> Any:
+    """Copy the candidates that have about a share of the mass, if they are few.
+
+    Returns how many, and about the others what _NONE_FAR has, summed up in single precision. min_keep: more than 1 is
+    not for near candidates alone.
+    """
+    sampled, bound = n // 16 // max(n // 16 // _SAMPLED, 1) * 16, -math.inf
+    if n >= MANY and min_keep <= 1:
+        bound = float(_guess(x, n, (0, _WEIGHED, top, 0.0), share, places[2], places[5])[1])
+    if bound <= top - _FARTHEST or _count_above(places[2][1], sampled, bound) * _FEW > sampled:
+        return 0, _NONE_FAR
+    near, mass, moment, second = 0, zero_f64(), zero_f64(), zero_f64()
+    highest, border = splat_f32(np.float32(top)), splat_f32(np.float32(bound))
+    farthest, factor = splat_f32(np.float32(_FARTHEST)), splat_f32(np.float32(-_LOG2E))
+    for begin in range(0, n, _PART):
+        masses, moments, seconds = zero_f32(), zero_f32(), zero_f32()
+        for i in range(begin, min(n, begin + _PART), 16):
+            values = _block(x, n, i)
+            far = not_above_f32(values, border)
+            inside = 16 - count_lanes(far)
+            if _COMPRESSES or inside > 0:
+                append_f32(places[6][0] + 4 * near, values, without(far))
+                append_i32(places[6][1] + 4 * near, count_up(i) if ids == 0 else load_i32(ids + 4 * i), without(far))
+                near += inside
+            distances = min_f32(sub_f32(highest, where_f32(far, values)), farthest)
+            weight = exp2_f32(mul_f32(distances, factor))
+            product = mul_f32(weight, distances)
+            masses, moments = add_f32(masses, weight), add_f32(moments, product)
+            seconds = fma(product, distances, seconds)
+        mass, moment = add_f64(mass, widen_f64(masses)), add_f64(moment, widen_f64(moments))
+        second = add_f64(second, widen_f64(seconds))
+    return near, (sum_f64(mass), sum_f64(moment), sum_f64(second), top - bound)
 
 
 @inner
@@ -559,7 +662,10 @@ def _exclude_top(x: int, ids: int, n: int, top: float, threshold: float, min_kee
 @inner
 def _deviation(x: int, n: int, top: float) -> float:
     """The standard deviation of n logits."""
-    middle, squares = top - _mean_distance(x, n, top, 0.0)[0], zero_f64()
+    found, squares = zero_f64(), zero_f64()
+    for i in range(0, n, 16):
+        found = add_f64(found, where_f64(before(n - i), distance_f64(_block(x, n, i), top)))
+    middle = top - sum_f64(found) / n
     for i in range(0, n, 16):
         squares = add_f64(squares, where_f64(before(n - i), squares_f64(_block(x, n, i), middle)))
     return math.sqrt(sum_f64(squares) / n)
@@ -570,7 +676,7 @@ def _temperature(x: int, n: int, top: float, rules: int) -> float:
     """The temperature, which may depend on the entropy (arXiv:2309.02772)."""
     given, spread = get_f64(rules + 8 * Rule.TEMPERATURE), get_f64(rules + 8 * Rule.DYNATEMP_RANGE)
     if spread > 0.0 and n > 1:
-        distance, total = _mean_distance(x, n, top, _LOG2E)
+        distance, total = _mean_distance(x, n, top)
         entropy = math.log(total) + distance
         share, exponent = max(0.0, entropy / math.log(float(n))), get_f64(rules + 8 * Rule.DYNATEMP_EXPONENT)
         power = math.exp(exponent * math.log(share)) if share > 0.0 else (1.0 if exponent == 0.0 else 0.0)
@@ -621,6 +727,7 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
     """Apply the filters in llama.cpp's order; returns the logits, ids, number and highest logit of the candidates."""
     top, min_keep = float(highest), int(get_f64(rules + 8 * Rule.MIN_KEEP))
     own, own_ids = places[0], places[1]
+    near_x, near_ids = places[6]
     sigmas, top_k = get_f64(rules + 8 * Rule.TOP_N_SIGMA), get_f64(rules + 8 * Rule.TOP_K)
     typical_p, top_p = get_f64(rules + 8 * Rule.TYPICAL_P), get_f64(rules + 8 * Rule.TOP_P)
     min_p, xtc = get_f64(rules + 8 * Rule.MIN_P), get_f64(rules + 8 * Rule.XTC)
@@ -628,23 +735,25 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
         n = _keep_above(x, ids, n, top - sigmas * _deviation(x, n, top), places)
         x, ids = own, own_ids
     if top_k > 0.0 and top_k < n:
-        n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (top_k, 0), 1, places)
+        n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (top_k, 0), 1, _NONE_FAR, places)
         x, ids = own, own_ids
     if typical_p < 1.0:  # arXiv:2202.00666
-        if _count_above(x, n, top - _IMPOSSIBLE) < n:
-            n = _keep_above(x, ids, n, top - _IMPOSSIBLE, places)
-            x, ids = own, own_ids
-        middle = _mean_distance(x, n, top, _LOG2E)[0]
-        n = _keep_share(x, ids, n, (1, _WEIGHED, top, middle), (typical_p, 1), min_keep, places)
+        near, far = _near(x, ids, n, top, (1.0 + typical_p) / 2.0, min_keep, places)
+        kept = _keep_typical(near_x, near_ids, near, top, typical_p, 1, far, places) if near > 0 else -1
+        n = kept if kept > 0 else _keep_typical(x, ids, n, top, typical_p, min_keep, _NONE_FAR, places)
         x, ids = own, own_ids
         top = float(_extremes(x, n)[0])
     if top_p < 1.0:  # arXiv:1904.09751
-        n = _keep_share(x, ids, n, (0, _WEIGHED, top, 0.0), (top_p, 0), min_keep, places)
+        how, share = (0, _WEIGHED, top, 0.0), (top_p, 0)
+        near, far = _near(x, ids, n, top, top_p, min_keep, places)
+        kept = _keep_share(near_x, near_ids, near, how, share, 1, far, places) if near > 0 else -1
+        n = kept if kept > 0 else _keep_share(x, ids, n, how, share, min_keep, _NONE_FAR, places)
         x, ids = own, own_ids
     if min_p > -math.inf:  # arXiv:2407.01082
         bound = top + min_p
         if min_keep > 1 and _count_above(x, n, bound) < min_keep:
-            n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (float(min(min_keep, n)), 0), 1, places)
+            counting = (0, _COUNTED, top, 0.0)
+            n = _keep_share(x, ids, n, counting, (float(min(min_keep, n)), 0), 1, _NONE_FAR, places)
         else:
             n = _keep_above(x, ids, n, bound, places)
         x, ids = own, own_ids
@@ -708,13 +817,15 @@ def _choose_samples() -> Iterator[Sample]:
         {Rule.TOP_N_SIGMA: 1.0},
         {Rule.MIROSTAT: 5.0},
     ]
-    for change in [*changes, {Rule.TOP_P: 0.9}]:
-        count = 70 if change in changes else MANY + 5
+    many: list[dict[Rule, float]] = [{Rule.TOP_P: 0.9}, {Rule.TYPICAL_P: 0.9}]
+    for number, change in enumerate([*changes, *many]):
+        count = 70 if number < len(changes) else MANY + 5
         s = Sample(scratch=memory_bytes(count))
         rules = [change.get(Rule(i), value) for i, value in enumerate(_NEUTRAL)]
         allowed = s.array(s.random.integers(0, 3, count), np.uint8) if change == {} else 0
+        logits = s.normal(count) if Rule.TYPICAL_P not in change else s.array(4 * s.random.normal(size=count))
         choice = s.zeros(int(Choice.SIZE), np.float64)
-        yield s.arguments(s.normal(count), count, allowed, s.array(rules, np.float64), choice)
+        yield s.arguments(logits, count, allowed, s.array(rules, np.float64), choice)
 
 
 @kernel(Choose, _choose_samples)

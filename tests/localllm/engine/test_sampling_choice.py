@@ -165,3 +165,23 @@ def test_vocabularies_of_several_sizes_share_memory() -> None:
             logits = made("flat", size)
             wanted = expected(SamplingParams(**NEUTRAL | {"top_p": 0.9}), logits, None, 0.5)
             assert chooser.choose(logits, None, 0.4, 0.5) == wanted.draw(0.4)
+
+
+@pytest.mark.parametrize("off", [-1e-10, 1e-10])
+@pytest.mark.parametrize("name", ["top_p", "typical_p"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.95])
+def test_shares_that_are_hardly_reached(name: str, share: float, off: float) -> None:
+    """Single precision could not tell whether the last token belongs to those that are kept."""
+    for seed in range(10):
+        logits = made("peaked", 20_000, seed=seed)
+        probabilities = np.exp(logits.astype(np.float64) - logits.max())
+        probabilities /= probabilities.sum()
+        surprises = -np.log(probabilities)
+        distances = surprises if name == "top_p" else np.abs(surprises - probabilities @ surprises)
+        order = np.argsort(distances, kind="stable")
+        masses = np.cumsum(probabilities[order])
+        last = int(np.searchsorted(masses, share))
+        params = SamplingParams(**NEUTRAL | {name: float(masses[last] * (1 + off))})
+        chooser = Chooser(params, logits.size)
+        chooser.choose(logits, None, 0.5, 0.5)
+        assert chooser.candidates(logits).ids.tolist() == np.sort(order[: last + (1 if off < 0 else 2)]).tolist()
