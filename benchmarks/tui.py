@@ -137,7 +137,7 @@ class TimedBackend:
     def count_tokens(self, text: str) -> int | None:
         return None
 
-    def picture_tokens(self, data: bytes) -> int | None:
+    def see_picture(self, data: bytes, least: int | None = None, most: int | None = None) -> None:
         return None
 
     def expected_counts(self, request: AnswerRequest) -> Counts | None:

@@ -48,12 +48,17 @@ class PictureView:
             f"became {seen_width:,} x {seen_height:,}: raise image_max_tokens, or send a part of it."
         )
 
-    def __str__(self) -> str:
+    @property
+    def sizes(self) -> str:
+        """The size in the file and that as the model sees it, in words."""
         rows, columns = self.tiles
         seen = f", seen as {self.resized[0]:,} x {self.resized[1]:,}" if self.resized else ""
         tiles = f" in {rows} x {columns} tiles" if rows * columns > 1 else ""
+        return f"{self.source[0]:,} x {self.source[1]:,}{seen}{tiles}"
+
+    def __str__(self) -> str:
         hint = "; its text may be too small to read: raise image_max_tokens" if self.small_text else ""
-        return f"{self.source[0]:,} x {self.source[1]:,}{seen}{tiles}, {self.tokens:,} tokens{hint}"
+        return f"{self.sizes}, {self.tokens:,} tokens{hint}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,8 @@ class Extractor:
         if kind is None:
             return Document((tuple(_lines(_decoded(data))),))
         if kind in _LIBRARIES:
-            _require(*_LIBRARIES[kind])
+            module, package = _LIBRARIES[kind]
+            _require(module, package, f"needs {package}")
         reply = self._asked(kind, data, f"cannot be read as {kind.upper()}")
         return Document(tuple(map(tuple, reply["pages"])), is_paged=kind == "pdf", cut=reply["cut"])
 
@@ -119,7 +120,7 @@ class Extractor:
 
         The last ones are missing if they take too much. Raises UnreadableError.
         """
-        _require("pypdfium2", "pypdfium2")
+        _require("pypdfium2", "pypdfium2", "cannot be drawn without pypdfium2")
         reply = self._asked(" ".join(["draw", *map(str, pages)]), data, "cannot be drawn")
         files = io.BytesIO(reply.get("raw", b""))
         return {page: files.read(size) for page, size in zip(pages, reply["sizes"], strict=False)}
@@ -227,10 +228,10 @@ def _size(found: Content | UnreadableError) -> int:
     return len(found.text) + sum(len(page.data) for page in found.pages)
 
 
-def _require(module: str, package: str) -> None:
+def _require(module: str, package: str, failed: str) -> None:
     """Raise UnreadableError if an optional library is not there."""
     if importlib.util.find_spec(module) is None:
-        raise UnreadableError(f"needs {package}: {sys.executable} -m pip install {package}", lasting=False)
+        raise UnreadableError(f"{failed}: {sys.executable} -m pip install {package}", lasting=False)
 
 
 def _has_words(line: str) -> bool:

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from gguf_io.media import is_sound
+from gguf_io.media import View, is_sound
 from gguf_io.system import read_file
 from localllm.chats import PASTED, Attachment
 from localllm.engine.request import Counts
@@ -34,7 +34,9 @@ MAX_TEXT_BYTES = 2 * 2**20
 MAX_FILE_BYTES = 16 * 2**20
 
 Counter = Callable[[str], int | None]
-PictureCounter = Callable[[bytes], int | None]
+See = Callable[[bytes], View | None]
+FileWeight = int | View | None
+"""The tokens of a text, or what the model sees of a picture or hears of a sound; None if unknown."""
 
 
 class MissingFileError(RequestError):
@@ -76,30 +78,34 @@ class Weight:
 
 def weigh(
     text: str,
+    files: Sequence[Attachment],
     context: int | None,
     count_tokens: Counter,
-    picture_tokens: PictureCounter,
-    known: Sequence[Attachment],
-    counts: dict[Attachment, int],
+    see: See,
+    weights: dict[Attachment, FileWeight],
 ) -> Weight | None:
     """The weight of a draft with the files that it names; None if tokens cannot be counted.
 
-    A local model encodes a picture to count its tokens, so that this is done before the draft is sent. counts: the
-    tokens of the attachments that were counted before; is updated.
+    A local model encodes a picture to see it, so that this is done before the draft is sent. weights: of the
+    attachments that were weighed before; is updated.
     """
+    for gone in weights.keys() - set(files):
+        del weights[gone]
     tokens = count_tokens(text)
     if tokens is None:
         return None
-    files = _named(text, known)
-    for gone in counts.keys() - set(files):
-        del counts[gone]
     for file in files:
-        if file not in counts:
+        if file not in weights:
             data = file.picture_data()
-            counts[file] = (picture_tokens(data) if data else count_tokens(as_file(file.name, file.text))) or 0
-        tokens += counts[file]
+            weights[file] = see(data) if data else count_tokens(as_file(file.name, file.text))
+        weight = weights[file]
+        tokens += (weight if isinstance(weight, int) else _tokens(weight)) or 0
     names = dict.fromkeys(shortened(file.name if file.page else file.label, 24) for file in files)
     return Weight(tokens, context, tuple(names))
+
+
+def _tokens(view: View | None) -> int | None:
+    return None if view is None else view.tokens
 
 
 def pasted(text: str) -> Attachment:
@@ -109,7 +115,7 @@ def pasted(text: str) -> Attachment:
     return Attachment(f"pasted-{size}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}", text)
 
 
-def _named(text: str, known: Sequence[Attachment]) -> list[Attachment]:
+def named_files(text: str, known: Sequence[Attachment]) -> list[Attachment]:
     """The texts and pictures that a draft names, without files that are neither, or too large."""
     named = _by_name(known)
     files = (named.get(name) or _readable(name) for name in dict.fromkeys(_mentions(text)))
@@ -144,7 +150,7 @@ def _mentions(text: str) -> list[str]:
 def find_attachments(
     text: str,
     count_tokens: Counter,
-    picture_tokens: PictureCounter,
+    see: See,
     known: Sequence[Attachment] = (),
     strict: bool = True,
 ) -> tuple[Attachment, ...]:
@@ -152,7 +158,7 @@ def find_attachments(
 
     known: attachments that take precedence over files of the same name: pasted texts, or a file as it was when the
     message was first sent. Raises RequestError if a file cannot be read, has another type or is too large,
-    MissingFileError if strict and a name looks like a path but does not exist, and what picture_tokens raises.
+    MissingFileError if strict and a name looks like a path but does not exist, and what see raises.
     """
     named = _by_name(known)
     found: dict[str, Sequence[Attachment]] = {}
@@ -165,7 +171,7 @@ def find_attachments(
                 for file in named[name]
             ]
         elif os.path.isfile(path):
-            found[name] = attached(name, path, count_tokens, picture_tokens)
+            found[name] = attached(name, path, count_tokens, see)
         elif strict and PASTED.fullmatch(name):
             raise MissingFileError(
                 f"{name} was pasted into another chat. Paste it again; Enter sends its name as text."
@@ -196,22 +202,22 @@ def mention_of(pasted: str) -> str | None:
     return f'@"{name}"' if " " in name else f"@{name}"
 
 
-def attached(name: str, path: Path, count_tokens: Counter, picture_tokens: PictureCounter) -> tuple[Attachment, ...]:
+def attached(name: str, path: Path, count_tokens: Counter, see: See) -> tuple[Attachment, ...]:
     """A file as attachments. Raises RequestError if it cannot be read, is too large or of another type."""
     data = _read(path)
     if is_sound(data):  # silence is UTF-8
-        return (picture(name, data, picture_tokens),)
+        return (picture(name, data, see),)
     try:
         files = Attachment.of_file(name, _content(path, data))
     except UnicodeDecodeError as error:
         kind = mimetypes.guess_type(path.name)[0] or ""
         if data.startswith(_PICTURES) or kind.startswith(("image/", "audio/")):
-            return (picture(name, data, picture_tokens),)
+            return (picture(name, data, see),)
         raise RequestError(
             f"{path}: is not UTF-8 text (byte {error.start}). Only text, PDF, DOCX, pictures and WAV can be attached."
         ) from error
     try:
-        pages = [replace(page, tokens=picture_tokens(page.picture_data())) for page in files if page.picture]
+        pages = [replace(page, tokens=_tokens(see(page.picture_data()))) for page in files if page.picture]
     except LocalLLMError as error:
         if files[0].picture:
             raise RequestError(f"{name} has no text, only pictures of pages. {error}") from error
@@ -239,13 +245,13 @@ def _content(path: Path, data: bytes) -> Content:
     return content
 
 
-def picture(name: str, data: bytes, picture_tokens: PictureCounter) -> Attachment:
+def picture(name: str, data: bytes, see: See) -> Attachment:
     """A picture or a WAV as an attachment. Raises RequestError for other data, and if the model does not read it."""
     from gguf_io import sounds
 
     try:
         sounds.check(data)
-        return Attachment(name, "", picture_tokens(data), base64.b64encode(data).decode())
+        return Attachment(name, "", _tokens(see(data)), base64.b64encode(data).decode())
     except LocalLLMError as error:
         raise RequestError(f"{name} cannot be attached. {error}") from error
 

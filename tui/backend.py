@@ -11,6 +11,7 @@ from localllm.errors import LocalLLMError
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
+    from gguf_io.media import View
     from gguf_io.runner_info import LoadProgress
     from localllm.engine.inspection import EngineSnapshot
     from localllm.engine.request import Counts
@@ -87,8 +88,8 @@ class Backend(Protocol):
     def count_tokens(self, text: str) -> int | None:
         """Number of tokens in a text; None if unknown."""
 
-    def picture_tokens(self, data: bytes, least: int | None = None, most: int | None = None) -> int | None:
-        """Number of tokens for a picture file, within a budget; None if unknown.
+    def see_picture(self, data: bytes, least: int | None = None, most: int | None = None) -> "View | None":
+        """What the model will see of a picture file, within a budget of tokens; None if unknown.
 
         A local model encodes it, which answers then need not do. Raises RequestError if the model reads text only.
         """

@@ -13,6 +13,7 @@ from localllm.settings import Settings
 from tui.backend import ModelChoice, ModelInfo
 
 if TYPE_CHECKING:
+    from gguf_io.media import View
     from gguf_io.runner_info import LoadProgress
     from localllm.answer.local import LocalModel
     from localllm.answer.local_stream import LocalStream
@@ -78,12 +79,12 @@ class EngineBackend:
         model = self._model
         return len(model.tokenizer.encode(text, add_special=False)) if model else None
 
-    def picture_tokens(self, data: bytes, least: int | None = None, most: int | None = None) -> int | None:
+    def see_picture(self, data: bytes, least: int | None = None, most: int | None = None) -> "View | None":
         """Encodes the picture; the result is cached for the request."""
         from localllm.answer.rendering import budget_of
 
         model = self._model
-        return model.loaded.see(data, budget_of(None, (least, most), model.loaded)).view.tokens if model else None
+        return model.loaded.see(data, budget_of(None, (least, most), model.loaded)).view if model else None
 
     def expected_counts(self, request: AnswerRequest) -> "Counts | None":
         """None also for a conversation with pictures, which would have to be encoded."""

@@ -21,6 +21,7 @@ from localllm.remote.openai import OpenAIServer
 from tui.backend import ModelChoice, ModelInfo, short_name
 
 if TYPE_CHECKING:
+    from gguf_io.media import View
     from gguf_io.runner_info import LoadProgress
     from localllm.engine.inspection import EngineSnapshot
     from localllm.library.modelfile import Modelfile
@@ -71,7 +72,7 @@ class ServerBackend:
         self._tokenizes = isinstance(tokens, list)
         return len(tokens) if isinstance(tokens, list) else None
 
-    def picture_tokens(self, data: bytes, least: int | None = None, most: int | None = None) -> int | None:
+    def see_picture(self, data: bytes, least: int | None = None, most: int | None = None) -> "View | None":
         """Always None. Raises RequestError if the model reads text only."""
         if self._info and not self._info.sees:
             raise RequestError(

@@ -70,8 +70,8 @@ def run_chat(
         few = not in_browser() and Console(force_terminal=True).color_system == "standard"
         plain = few or bool(os.environ.get("NO_COLOR"))
         abilities = Abilities() if in_browser() else ask_terminal()
-        if abilities.draws and not plain:
-            use_pictures()
+        if not plain:
+            use_pictures(abilities)
         parameters = Parameters.from_settings(settings)
         model = model or (answering.model if answering else "")
         app = ChatApp(

@@ -29,14 +29,17 @@ _RESET = (
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-# Background colour (xterm's OSC 11), kitty's graphics, then device attributes, which every terminal answers. Attribute
-# 4 is sixel graphics.
-_QUESTIONS = b"\x1b]11;?\x1b\\\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\\x1b[c"
+# Background colour (xterm's OSC 11), kitty's graphics, the terminal's name (xterm's XTVERSION), then device attributes,
+# which every terminal answers. Attribute 4 is sixel graphics.
+_QUESTIONS = b"\x1b]11;?\x1b\\\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\\x1b[>0q\x1b[c"
 _BACKGROUND = re.compile(
     rb"\x1b\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)(?:/[0-9a-fA-F]+)?(?:\x1b\\|\x07)"
 )
 _GRAPHICS = re.compile(rb"\x1b_G[^\x1b]*\x1b\\")
+_NAME = re.compile(rb"\x1bP>\|([^\x1b]*)\x1b\\")
 _ATTRIBUTES = re.compile(rb"\x1b\[\?([\d;]*)c")
+# Terminals with iTerm2's inline images, by the names that they answer or set as TERM_PROGRAM.
+_INLINE = ("iterm", "wezterm")
 _ANSWER_S = 0.3
 
 
@@ -103,11 +106,15 @@ def _wait(child: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """light: the background is light. draws: the terminal may draw pictures. typed: by the user, during the query."""
+    """light: the background is light. draws: the terminal may draw pictures. typed: by the user, during the query.
+
+    inline: it draws by iTerm2's protocol.
+    """
 
     light: bool = False
     draws: bool = False
     typed: str = ""
+    inline: bool = False
 
 
 def ask_terminal() -> Abilities:
@@ -125,13 +132,18 @@ def ask_terminal() -> Abilities:
             if not (read := os.read(terminal, 1024)):
                 break  # the terminal has gone
             answer += read
-    colour, graphics, attributes = (found.search(answer) for found in (_BACKGROUND, _GRAPHICS, _ATTRIBUTES))
+    forms = (_BACKGROUND, _GRAPHICS, _NAME, _ATTRIBUTES)
+    colour, graphics, name, attributes = (found.search(answer) for found in forms)
     rest = answer
-    for found in (_BACKGROUND, _GRAPHICS, _ATTRIBUTES):
+    for found in forms:
         rest = found.sub(b"", rest)
     typed = "".join(letter for letter in rest.decode(errors="replace").partition("\x1b")[0] if letter.isprintable())
     draws = bool(graphics and b";OK" in graphics[0]) or bool(attributes and b"4" in attributes[1].split(b";"))
-    return Abilities(_is_light(colour), draws, typed)
+    # Within tmux, TERM_PROGRAM may be that of the terminal around it, which does not get the pictures.
+    told = "" if "TMUX" in os.environ else os.environ.get("TERM_PROGRAM", "")
+    program = name[1].decode(errors="replace") if name else told
+    inline = program.lower().startswith(_INLINE)
+    return Abilities(_is_light(colour), draws or inline, typed, inline)
 
 
 def _is_light(colour: re.Match[bytes] | None) -> bool:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from gguf_io.media import PictureView
 from gguf_io.runner_info import LoadProgress
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.request import AnswerRequest
@@ -109,11 +110,11 @@ class FakeBackend:
     def count_tokens(self, text: str) -> int | None:
         return len(text.split())
 
-    def picture_tokens(self, data: bytes, least: int | None = None, most: int | None = None) -> int | None:
+    def see_picture(self, data: bytes, least: int | None = None, most: int | None = None) -> PictureView | None:
         if not self.sees:
             raise LocalLLMError("tiny reads text only.")
         self.seen.append(data)
-        return most or 256
+        return PictureView((40, 30), (32, 24), (1, 1), most or 256)
 
     def expected_counts(self, request: AnswerRequest) -> Counts | None:
         """A word is a token; `known` of the first ones are reused."""

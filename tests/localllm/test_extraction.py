@@ -242,5 +242,5 @@ def test_what_cannot_be_drawn_is_told_in_a_sentence(drawer: Extractor, data: byt
 
 def test_what_is_missing_to_draw_is_named(extractor: Extractor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extraction.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(UnreadableError, match=r"needs pypdfium2: .* -m pip install pypdfium2"):
+    with pytest.raises(UnreadableError, match=r"cannot be drawn without pypdfium2: .* -m pip install pypdfium2"):
         extractor.draw(pdf_of([DRAWING]), [1])

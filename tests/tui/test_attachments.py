@@ -16,6 +16,7 @@ from localllm.answer.request import AnswerRequest
 from localllm.chats import SessionStore
 from localllm.chats.exporting import as_markdown
 from localllm.chats.importing import exported
+from localllm.chats.parameters import Parameters
 from localllm.errors import RequestError
 from localllm.settings import Settings
 from localllm.text import human_bytes
@@ -28,7 +29,7 @@ from tests.tui.conftest import MakeApp
 from tui.attachments import find_attachments, mention_of
 from tui.engine_backend import EngineBackend
 from tui.widgets.messages import AnswerView, without
-from tui.widgets.pictures import drawn
+from tui.widgets.pictures import HalfBlocks
 
 
 @pytest.fixture
@@ -49,15 +50,68 @@ def test_a_picture_is_drawn_where_the_terminal_can_and_a_damaged_one_is_not(
         async with make_app(FakeBackend([said("A fox."), ended()])).run_test() as pilot:
             chat = await loaded(pilot)
             await ask(pilot, "What is @fox.png?")
-            await until(pilot, lambda: chat.query_one(".picture").size.width)
-            (sixels,) = chat.query_one(".picture").children
+            await until(pilot, lambda: [one for one in chat.query(".message .picture") if one.size.width])
+            (sixels,) = chat.query_one(".message .picture").children
             await until(pilot, lambda: sixels.size.height)
             lines = sixels.render_lines(Region(0, 0, *sixels.size))
             assert any("\x1bP" in segment.text for line in lines for segment in line)
 
     asyncio.run(flow())
-    assert drawn(png(1)[:40]) is None
-    assert drawn(b"") is None
+
+
+def test_a_draft_shows_its_pictures_before_it_is_sent(
+    make_app: MakeApp, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tui.widgets.pictures._drawing", HalfBlocks)
+    for number in range(6):
+        (folder / f"{number}.png").write_bytes(png(number))
+    backend = FakeBackend([said("A fox."), ended()])
+
+    async def flow() -> None:
+        async with make_app(backend).run_test(size=(120, 30)) as pilot:
+            chat = await loaded(pilot)
+
+            def captions() -> list[str]:
+                return [str(one.content) for one in chat.previews.query(".preview Static").results(Static)]
+
+            assert not chat.previews.display
+            chat.prompt.insert("What is @fox.png")
+            seen = "fox.png · 256 tokens\n40 x 30, seen as 32 x 24"
+            await until(pilot, lambda: captions() == [seen])
+            await until(pilot, lambda: [one for one in chat.previews.query(HalfBlocks) if one.size.width])
+            chat.set_parameters(chat.conversation.parameters.with_text("image_max_tokens", "70", Parameters()))
+            await until(pilot, lambda: captions() == [seen.replace("256", "70")])
+            chat.prompt.insert("".join(f" @{number}.png" for number in range(6)))
+            await until(pilot, lambda: len(captions()) == 4)
+            assert str(chat.previews.query_one(".more", Static).content) == "and 3 more"
+            chat.prompt.text = "What is @fox.png?"
+            await until(pilot, lambda: len(captions()) == 1)
+            await pilot.press("enter")
+            await answered(pilot)
+            await until(pilot, lambda: not chat.previews.display)
+            assert backend.requests[0].messages[0]["content"][0]["data"] == png(1)
+
+    asyncio.run(flow())
+
+
+def test_a_draft_shows_its_pictures_where_tokens_are_not_counted(
+    make_app: MakeApp, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a server of another machine. A low screen has no room for them."""
+    monkeypatch.setattr("tui.widgets.pictures._drawing", HalfBlocks)
+    backend = FakeBackend()
+    monkeypatch.setattr(backend, "count_tokens", lambda _text: None)
+
+    async def flow() -> None:
+        async with make_app(backend).run_test(size=(80, 24)) as pilot:
+            chat = await loaded(pilot)
+            chat.prompt.insert("What is @fox.png")
+            await until(pilot, lambda: [one for one in chat.previews.query(HalfBlocks) if one.size.width])
+            await pilot.resize_terminal(80, 15)
+            await until(pilot, lambda: not chat.previews.display)
+            assert chat.prompt.size.height
+
+    asyncio.run(flow())
 
 
 async def paste(pilot: Pilot[None], text: str) -> str:
@@ -165,7 +219,7 @@ def test_many_pictures_are_counted_where_an_answer_went_without_them() -> None:
         ("all.zip", b"PK\x03\x04\xff", "Only text, PDF, DOCX, pictures and WAV"),
         ("broken.pdf", b"%PDF-1.7\n%%EOF", "broken.pdf: cannot be read as PDF: "),
         ("named.docx", b"just text", "named.docx: cannot be read as DOCX: "),
-        ("blank.pdf", pdf_of([[]]), "blank.pdf: has no text, and shows nothing"),
+        ("blank.pdf", pdf_of([[]]), "blank.pdf: has no text"),
         ("long.txt", b"x" * (2 * 2**20 + 1), "more than 2 MiB of text"),
     ],
 )
@@ -351,7 +405,7 @@ def test_a_real_model_sees_the_picture(data_dir: Path, tmp_path: Path) -> None:
     try:
         backend.load(str(model), lambda what, share: None)
         assert backend.info is not None and backend.info.sees
-        taken = backend.picture_tokens(png(1))
+        view = backend.see_picture(png(1))
         prompts = []
         for pictures in ((), (png(1),)):
             parts = [*({"type": "image", "data": data} for data in pictures), {"type": "text", "text": "Once upon"}]
@@ -362,18 +416,17 @@ def test_a_real_model_sees_the_picture(data_dir: Path, tmp_path: Path) -> None:
             prompts.append(last.counts.prompt)
     finally:
         backend.close()
-    assert taken is not None
-    assert taken > 0
-    assert prompts[1] >= prompts[0] + taken
+    assert view is not None and view.tokens > 0
+    assert prompts[1] >= prompts[0] + view.tokens
 
 
 def test_our_own_engine_tells_that_it_reads_text_only(data_dir: Path) -> None:
     backend = EngineBackend(lambda _: Settings(backend="native", disk_cache=False))
-    assert backend.picture_tokens(png(1)) is None  # unknown before a model is loaded
+    assert backend.see_picture(png(1)) is None  # unknown before a model is loaded
     try:
         backend.load(str(data_dir / "models" / "gguf" / "stories260K-F32.gguf"), lambda what, share: None)
         assert backend.info is not None and not backend.info.sees
         with pytest.raises(RequestError, match="reads text only"):
-            backend.picture_tokens(png(1))
+            backend.see_picture(png(1))
     finally:
         backend.close()

@@ -224,10 +224,10 @@ def test_an_answer_can_be_cancelled_before_the_server_has_said_anything(backend:
 def test_pictures_go_to_a_model_that_sees(backend: OllamaBackend, script: Script) -> None:
     backend.load("tiny:latest", lambda what, share: None)
     with pytest.raises(RequestError, match="tiny:latest reads text only"):
-        backend.picture_tokens(b"\x89PNG")
+        backend.see_picture(b"\x89PNG")
     script.abilities.append("vision")
     backend.load("tiny:latest", lambda what, share: None)
-    assert backend.picture_tokens(b"\x89PNG") is None
+    assert backend.see_picture(b"\x89PNG") is None
     script.lines = [{"message": {"content": "A fox"}, **LAST}]
     parts = [{"type": "image", "data": b"\x89PNG"}, {"type": "text", "text": "What is it?"}]
     read(backend.submit(AnswerRequest(messages=[{"role": "user", "content": parts}])))

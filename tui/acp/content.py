@@ -61,13 +61,13 @@ def read_prompt(blocks: Blocks, folder: Folder, backend: Backend) -> tuple[str, 
                 continue
             case schema.ImageContentBlock():
                 name = _name(block.uri, folder) if block.uri else f"picture-{len(files) + 1}"
-                files[name] = (picture(name, _decoded(name, block.data), backend.picture_tokens),)
+                files[name] = (picture(name, _decoded(name, block.data), backend.see_picture),)
             case schema.ResourceContentBlock():
                 name, path = _name(block.uri, folder), _path(block.uri)
                 if path is not None and (text := folder.files.unsaved(path)) is not None:
                     files[name] = (text_file(name, text, backend.count_tokens),)
                 elif path is not None and os.path.isfile(path):
-                    files[name] = attached(name, path, backend.count_tokens, backend.picture_tokens)
+                    files[name] = attached(name, path, backend.count_tokens, backend.see_picture)
             case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as resource):
                 name = _name(resource.uri, folder)
                 files[name] = (text_file(name, resource.text, backend.count_tokens),)

@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.worker import Worker
 
+from gguf_io.media import PictureView, is_sound
 from localllm.background import in_thread
 from localllm.chats import OUTPUT, Attachment, Role
 from localllm.chats import Message as ChatMessage
@@ -17,9 +18,9 @@ from localllm.chats.parameters import Parameters
 from localllm.engine.request import Counts, FinishReason
 from localllm.errors import LocalLLMError
 from tui.answering import make_title
-from tui.attachments import MissingFileError, Weight, text_file, weigh
+from tui.attachments import FileWeight, MissingFileError, Weight, named_files, text_file, weigh
 from tui.backend import Backend, ModelInfo, short_name
-from tui.screens.chat_view import ChatView
+from tui.screens.chat_view import ChatView, Pictured
 from tui.screens.folder import ChatFolder
 from tui.screens.loading import ModelLoader
 from tui.screens.tabs import Tabs
@@ -79,7 +80,7 @@ class ChatScreen(ChatView):
         self.latency = Latency()
         self.deleted: int | None = None
         self._pull = pull
-        self._counts: dict[Attachment, int] = {}  # tokens of what was attached to drafts
+        self._weights: dict[Attachment, FileWeight] = {}  # of what is attached to the draft
         self.tools = ChatTools(self)
         self.folder = ChatFolder(self)
         self.writer = AnswerWriter(self, loader, self.tools, self.latency)
@@ -110,7 +111,7 @@ class ChatScreen(ChatView):
     def set_parameters(self, parameters: Parameters) -> None:
         """Change the parameters of the next answers, and show what that costs."""
         self.conversation.set_parameters(parameters)
-        self._counts.clear()  # a picture may have another budget
+        self._weights.clear()  # a picture may have another budget
         self.prompt.weigh_again()
 
     def _weigh(self, text: str) -> Weight | None:
@@ -119,6 +120,9 @@ class ChatScreen(ChatView):
         Without a draft, the cost of the next message, if that is more than usual. Runs in a thread.
         """
         editing, selected = self.prompt.editing, self.focused
+        known = [*(editing.attachments if editing else ()), *self.pasted()]
+        files = [] if text.startswith("/") else named_files(text, known)
+        self._show_pictures(files)
         if isinstance(selected, MessageView):
             message = selected.message
             if message.role is Role.TOOL:
@@ -133,13 +137,25 @@ class ChatScreen(ChatView):
             told = cost is not None and cost.prompt - cost.cached >= LEAST_TOLD
             return Weight(0, cost=cost, without="the next message") if told else None
         info = self.backend.info
-        known = [*(editing.attachments if editing else ()), *self.pasted()]
         context = self.conversation.parameters.ctx or (info.context if info else None)
         try:
-            weight = weigh(text, context, self.backend.count_tokens, self.picture_tokens, known, self._counts)
+            weight = weigh(text, files, context, self.backend.count_tokens, self.see_picture, self._weights)
         except LocalLLMError:  # sending it says why a picture cannot be read
             return None
-        return weight and replace(weight, cost=self._cost(_draft(text.strip(), self._counts), editing))
+        self._show_pictures(files)
+        return weight and replace(weight, cost=self._cost(_draft(text.strip(), files), editing))
+
+    def _caption(self, file: Attachment) -> str:
+        """A picture's name, and what the model will see of it, if that is known."""
+        view = self._weights.get(file)
+        if not isinstance(view, PictureView):
+            return file.label
+        return f"{file.label} · {view.tokens:,} tokens\n{view.sizes}"
+
+    def _show_pictures(self, files: Sequence[Attachment]) -> None:
+        """Show the draft's pictures, with what the model will see of them where that is known. Runs in a thread."""
+        found = [(file, file.picture_data()) for file in files if file.picture]
+        self.post_message(Pictured([(self._caption(file), data) for file, data in found if not is_sound(data)]))
 
     def _cost(self, draft: ChatMessage | None, replaced: ChatMessage | None) -> Counts | None:
         """What the answer to a draft would reuse and compute, or another answer; None if unknown or the chat is empty.

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -21,8 +22,19 @@ from tui.backend import Backend
 from tui.widgets.completion import Suggestion
 from tui.widgets.find import FindBar
 from tui.widgets.frame import KeyBar, Note, Notice, Queue, Row, StatusLine, TabMark, TitleBar
+from tui.widgets.pictures import Previews
 from tui.widgets.prompt import Prompt
 from tui.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from gguf_io.media import View
+
+
+@dataclass
+class Pictured(Message):
+    """The draft's pictures, or what the model will see of them, are known: captions and files."""
+
+    pictures: Sequence[tuple[str, bytes]]
 
 
 class TabChanged(Message):
@@ -65,6 +77,7 @@ class ChatView(Screen[None]):
         self.prompt = Prompt(commands, backend.count_tokens, weigh, newline)
         self.notice = Notice()
         self.queue = Queue()
+        self.previews = Previews()
         self.status_line = StatusLine()
         self.title_bar = TitleBar()
         self.unread = False
@@ -78,6 +91,7 @@ class ChatView(Screen[None]):
             yield self.notice
             yield self.find
             yield self.queue
+            yield self.previews
             yield self.prompt
         yield self.status_line
         yield KeyBar()
@@ -115,10 +129,10 @@ class ChatView(Screen[None]):
         await self.transcript.show()
         self.prompt.weigh_again()
 
-    def picture_tokens(self, data: bytes) -> int | None:
-        """The tokens of a picture within this chat's budget; see Backend.picture_tokens."""
+    def see_picture(self, data: bytes) -> "View | None":
+        """What the model will see of a picture within this chat's budget; see Backend.see_picture."""
         parameters = self.conversation.parameters
-        return self.backend.picture_tokens(data, parameters.image_min_tokens, parameters.image_max_tokens)
+        return self.backend.see_picture(data, parameters.image_min_tokens, parameters.image_max_tokens)
 
     def pasted(self) -> list[Attachment]:
         """The long texts that were pasted into this chat."""
@@ -157,6 +171,9 @@ class ChatView(Screen[None]):
         if self.focused is not self.prompt:
             self.prompt.focus()
             self.prompt.post_message(Paste(event.text))
+
+    async def on_pictured(self, event: Pictured) -> None:
+        await self.previews.show(event.pictures)
 
     def on_prompt_queue_changed(self) -> None:
         self.queue.show(self.prompt.queued)

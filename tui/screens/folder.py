@@ -34,7 +34,7 @@ class ChatFolder:
 
     async def attachments(self, text: str, known: Sequence[Attachment], strict: bool) -> tuple[Attachment, ...]:
         """The files that a text names, and matching excerpts from the folder. For the rest, see find_attachments."""
-        counts = self._backend.count_tokens, self._chat.picture_tokens
+        counts = self._backend.count_tokens, self._chat.see_picture
         plain = [file for file in known if not file.line]
         named = await in_thread(lambda: find_attachments(text, *counts, plain, strict))
         folder = self._conversation.parameters.folder
@@ -103,7 +103,8 @@ class ChatFolder:
             found, warnings = opened.excerpts(question, room, count, bool(info and info.sees), most)
         files = []
         for each, picture in found:
-            tokens = self._chat.picture_tokens(picture) if picture else count(each.text)
+            view = self._chat.see_picture(picture) if picture else None
+            tokens = (view.tokens if view else None) if picture else count(each.text)
             encoded = base64.b64encode(picture).decode()
             files.append(Attachment(each.name, each.text, tokens, encoded, each.line, each.page))
         return files, warnings

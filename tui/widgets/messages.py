@@ -11,11 +11,12 @@ from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Collapsible, Static
 
+from gguf_io.media import is_sound
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.chats import OUTPUT, Attachment, Message
 from localllm.text import counted, harmless, human_bytes, human_seconds, shortened
 from tui.widgets.frame import preview
-from tui.widgets.pictures import drawn
+from tui.widgets.pictures import DrawnPicture
 
 if TYPE_CHECKING:
     from localllm.quoting.quotations import QuotationChecker
@@ -94,15 +95,14 @@ class UserView(MessageView):
         data = file.picture_data()
         size = f" · {human_bytes(len(data))}" if data else ""
         yield Static(harmless(f"{'▣' if data else '▤'} {file.label}{size}{tokens}"), markup=False, classes="attachment")
-        if data and (picture := drawn(data)):
-            yield picture
+        if data and not is_sound(data):
+            yield DrawnPicture(data)
 
     def _pages(self, name: str, pages: Sequence[Attachment]) -> ComposeResult:
         """The pages of a PDF that are pictures; only the first is drawn."""
         text = f"▣ {name} · {counted(len(pages), 'page')} as pictures{_tokens(pages)}"
         yield Static(harmless(text), markup=False, classes="attachment")
-        if picture := drawn(pages[0].picture_data()):
-            yield picture
+        yield DrawnPicture(pages[0].picture_data())
 
 
 class AnswerView(MessageView):
