@@ -426,6 +426,24 @@ class Started:
         self.process.wait()
 
 
+def run_within(seconds: float, command: Sequence[str]) -> "subprocess.CompletedProcess[bytes]":
+    """Run a program that may hang, without input, and return what it wrote; raises TimeoutExpired after `seconds`.
+
+    It ends with all that it started. subprocess.run would wait on for a debugger or helper that holds its pipes.
+    """
+    import tempfile  # slow, and most processes do not need it
+
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        started = Started(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+        try:
+            code = started.process.wait(seconds)
+        finally:
+            started.end()
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, code, output.read(), errors.read())
+
+
 def confine_this_process(memory_bytes: int) -> None:
     """Forbid this process to start others or write files, and bound its memory.
 

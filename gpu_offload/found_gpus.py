@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+from gguf_io.system import run_within
 from gpu_offload.builds import FoundGpu, has_metal
 
 _ASK_S = 30
@@ -55,18 +56,10 @@ def _vulkan() -> list[FoundGpu]:
 def _output(command: list[str]) -> str:
     """What a program prints; nothing if it fails."""
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_ASK_S,
-            text=True,
-            errors="replace",
-        )
+        done = run_within(_ASK_S, command)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
 def print_vulkan_devices() -> None:

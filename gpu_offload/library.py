@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gguf_io.system import run_within
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError, LlamaCppMissingError
 
 logger = logging.getLogger("localllm.llama_cpp")
@@ -180,7 +181,7 @@ def _fault(folder: Path) -> str:
         return ""
     command = [sys.executable, "-I", "-c", _TRIAL, *sys.path]
     try:
-        done = subprocess.run(command, check=False, capture_output=True, stdin=subprocess.DEVNULL, timeout=_TRIAL_S)
+        done = run_within(_TRIAL_S, command)
     except subprocess.TimeoutExpired:
         return f"its library gave no answer in {_TRIAL_S} seconds"
     if done.returncode != 0:

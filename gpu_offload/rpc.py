@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ctypes import CFUNCTYPE, c_char_p, c_void_p
 from importlib.metadata import version
 
+from gguf_io.system import run_within
 from gpu_offload.builds import compile_command
 from gpu_offload.errors import DeviceRequestError, LlamaCppMissingError
 from gpu_offload.library import ABORTED, ggml, llama
@@ -83,13 +84,7 @@ def _backend() -> int | None:
 def _try(address: str) -> None:
     """Connect in a child process, which llama.cpp may end. Raises DeviceRequestError."""
     try:
-        tried = subprocess.run(
-            [sys.executable, "-c", _TRY, address],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TRY_SECONDS,
-            check=False,
-        )
+        tried = run_within(_TRY_SECONDS, [sys.executable, "-c", _TRY, address])
     except subprocess.TimeoutExpired as error:
         raise DeviceRequestError(
             f"The worker at {address} accepts connections but does not answer within {_TRY_SECONDS:g} s. "

@@ -27,6 +27,7 @@ import httpx2
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from gguf_io.system import run_within
 from gpu_offload.builds import INDEXES, SHA256, VERSION, Build, FoundGpu, compile_command
 from localllm.errors import RequestError
 from localllm.files import TEMPORARY, listed, stale
@@ -281,21 +282,13 @@ def _try(folder: Path, build: Build) -> str:
     kept = "It was not installed, and what was there before is unchanged."
     command = [sys.executable, "-I", "-c", _TRY, str(folder), *sys.path]
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_TRY_S,
-            text=True,
-            errors="replace",
-        )
+        done = run_within(_TRY_S, command)
     except subprocess.TimeoutExpired as error:
         raise RequestError(f"The build {build.name} gave no answer in {_TRY_S} seconds. {kept}") from error
     try:
         found = json.loads(done.stdout)
     except ValueError:
-        last = (done.stderr.strip() or "no message").splitlines()[-1]
+        last = (done.stderr.decode(errors="replace").strip() or "no message").splitlines()[-1]
         how = f"ended with signal {-done.returncode}" if done.returncode < 0 else f"failed ({last})"
         raise RequestError(f"The build {build.name} {how} when it was tried.{needs} {kept}") from None
     if "error" in found:

@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,10 @@ os.environ["SSL_CERT_DIR"] = os.devnull
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# Tests write the same bytes on every system.
+if sys.platform == "win32":
+    Path.write_text = partialmethod(Path.write_text, newline="\n")  # type: ignore[assignment, method-assign]
 
 LONGEST_ID = 100
 

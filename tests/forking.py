@@ -1,4 +1,4 @@
-"""Processes forked from one that has done its imports.
+"""Processes forked from one that has done its imports; new ones where the system cannot fork.
 
 For tests that start dozens of processes, or kill them: importing would take each half a second. Each child has its own
 environment and output, and handles Ctrl-C as in a terminal.
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from localllm.cli.main import COMMANDS
+from tests.systems import KILL
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,7 +75,7 @@ class Forked:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+        self.send_signal(KILL)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -122,7 +121,8 @@ class Nursery:
         """Run a command of localllm to its end. variables: beside those of now."""
         process = self.start(PROGRAM, arguments, {**os.environ, **variables}, folder)
         out, err = process.communicate()
-        return subprocess.CompletedProcess(arguments, process.wait(), out.decode(), err.decode())
+        said = (each.decode().replace(os.linesep, "\n") for each in (out, err))
+        return subprocess.CompletedProcess(arguments, process.wait(), *said)
 
     def ask(self, **order: Any) -> int | None:
         assert self._process.stdin
@@ -138,12 +138,39 @@ class Nursery:
             self._process.stdin.close()
 
 
+class Beginner(Nursery):
+    """Starts a new interpreter for each child: for Windows, which cannot fork."""
+
+    def __init__(self, folder: Path, path: Sequence[Path] = ()) -> None:
+        self._folder = folder
+        self._path = os.pathsep.join(map(str, [*path, ROOT, os.environ.get("PYTHONPATH", "")]))
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    def ask(self, **order: Any) -> int | None:
+        if "ended" in order:
+            return self._children[order["ended"]].poll()
+        with open(order["out"], "wb") as out, open(order["err"], "wb") as err:
+            child = subprocess.Popen(
+                [sys.executable, "-c", order["code"], *order["arguments"]],
+                env={**order["variables"], "PYTHONPATH": self._path},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=order["folder"],
+            )
+        self._children[child.pid] = child
+        return child.pid
+
+    def close(self) -> None:
+        for child in self._children.values():
+            child.kill()
+            child.wait()
+
+
 @contextmanager
 def nursery(modules: Sequence[str], folder: Path, path: Sequence[Path] = ()) -> Iterator[Nursery]:
     """modules: imported once; folder: for the children's output; path: further folders to search for modules."""
-    if sys.platform == "win32":
-        pytest.skip("its processes are forked, which Windows cannot do")
-    opened = Nursery(modules, folder, path)
+    opened = Nursery(modules, folder, path) if hasattr(os, "fork") else Beginner(folder, path)
     try:
         yield opened
     finally:

@@ -1,9 +1,39 @@
-"""What tests need to know about the system that they run on."""
+"""What tests need to know about the system that they run on, and where localllm keeps things there."""
 
 import ctypes
+import os
+import shutil
+import signal
 import sys
+from pathlib import Path
+
+import pytest
 
 ON_WINE = False
 """Whether this is Windows' API under Wine, which accepts some limits and does not enforce them."""
 if sys.platform == "win32":
     ON_WINE = hasattr(ctypes.windll.ntdll, "wine_get_version")
+    KILL, KILLED = signal.SIGTERM, int(signal.SIGTERM)
+else:
+    KILL, KILLED = signal.SIGKILL, -signal.SIGKILL
+"""The signal for os.kill that ends a process at once, and Popen's return code of a process that got it."""
+
+needs_named_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
+needs_commands = pytest.mark.skipif(shutil.which("sleep") is None, reason="there are no commands ls, touch and sleep")
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot interrupt a process by a signal")
+
+
+def own_places(folder: Path) -> dict[str, str]:
+    """Variables that put everything below a folder, on every system: localllm's own files into its folder localllm.
+
+    Also what other programs keep in the user's home and caches, such as .ollama/models and huggingface/hub.
+    """
+    xdg = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")
+    windows = ("USERPROFILE", "LOCALAPPDATA", "APPDATA", "WIN_PD_OVERRIDE_LOCAL_APPDATA")  # the last: of platformdirs
+    return dict.fromkeys(("HOME", *xdg, *windows), str(folder))
+
+
+def use_own_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set these variables for a test."""
+    for name, value in own_places(folder).items():
+        monkeypatch.setenv(name, value)

@@ -24,13 +24,14 @@ from localllm.walk import found_files
 from localllm.wings.tools.mcp_servers import read_servers
 from localllm.wings.tools.reading import reading_tools
 from tests.forking import PROGRAM, Nursery
+from tests.systems import needs_named_pipes
 from tui.attachments import _read as attached
 from tui.widgets.completion import size_of
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("localllm", "gguf_io", "cpu_kernels", "gpu_offload", "tui", "models")
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes by name")]
+pytestmark = [pytest.mark.timeout(120), needs_named_pipes]
 
 READERS: dict[str, Callable[[Path], object]] = {
     "any file of ours": read_file,

@@ -10,6 +10,7 @@ import pytest
 from gguf_io import header, open_model
 from gguf_io.errors import ModelFileError
 from tests.gguf_io.handmade import ARRAY, BOOL, F32, STRING, U32, array, gguf_file, key, string, tensor, text, u32
+from tests.systems import needs_named_pipes
 
 HUGE = 2**64 - 1
 FOUR = tensor("a", [4])  # 16 bytes of F32 at offset 0
@@ -183,6 +184,7 @@ def test_the_handmade_file_is_otherwise_sound(tmp_path: Path) -> None:
         assert model.dequantize("a").tolist() == [1, 2, 3, 4]
 
 
+@needs_named_pipes
 def test_only_regular_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     for path in (tmp_path / "pipe.gguf", tmp_path, Path("/dev/zero")):

@@ -24,12 +24,13 @@ from gguf_io.system import (
     open_regular,
     read_at,
     replace,
+    run_within,
     same_place,
     sync_file,
     sync_folder,
     write_at,
 )
-from tests.systems import ON_WINE
+from tests.systems import ON_WINE, needs_named_pipes
 from tests.waiting import eventually
 
 PACKAGES = [Path(__file__).parents[2] / name for name in ("localllm", "gguf_io", "cpu_kernels", "models", "tui")]
@@ -147,7 +148,7 @@ def test_non_files_are_refused_without_waiting(tmp_path: Path) -> None:
         open_regular(Path(os.devnull))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows' pipes are no files of a folder")
+@needs_named_pipes
 def test_a_pipe_without_a_writer_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(NotRegularError):
@@ -319,6 +320,19 @@ def test_what_left_the_session_ends_too(ends: str, command: str, tmp_path: Path)
     threading.Event().wait(0.2)
     assert ticks.stat().st_size == size
     started.end()
+
+
+def test_a_bounded_run_returns_what_the_program_wrote() -> None:
+    code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+    done = run_within(60, [sys.executable, "-c", code])
+    assert (done.returncode, done.stdout.split(), done.stderr.split()) == (3, [b"out"], [b"err"])
+
+
+def test_a_bounded_run_ends_though_a_program_that_it_started_holds_its_output() -> None:
+    sleeps = "import subprocess, sys, time; {}time.sleep(600)"
+    starts = sleeps.format(f"subprocess.Popen([sys.executable, '-c', {sleeps.format('')!r}]); ")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_within(0.5, [sys.executable, "-c", starts])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows has no shell like this")

@@ -219,7 +219,7 @@ def test_a_library_that_ran_is_not_tried_again_until_it_changes(
     codes = [0, -4, -4]
     monkeypatch.setattr("cpu_kernels.kernel_cache.read_measured", kept.get)
     monkeypatch.setattr("cpu_kernels.kernel_cache.write_measured", kept.__setitem__)
-    monkeypatch.setattr(library.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=codes.pop(0)))
+    monkeypatch.setattr(library, "run_within", lambda *_, **__: SimpleNamespace(returncode=codes.pop(0)))
     fault = library._fault.__wrapped__
     (tmp_path / "libggml.so").write_bytes(b"one")
     assert fault(tmp_path) == "" and len(codes) == 2

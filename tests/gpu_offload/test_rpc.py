@@ -18,6 +18,7 @@ from gpu_offload.library import ABORTED
 from gpu_offload.rpc import add_workers, can_reach_workers
 from tests.fakes.rpc_worker import rpc_worker
 from tests.oracle import llama_oracle
+from tests.systems import own_places
 
 pytestmark = llama_oracle.needs_llama
 
@@ -41,7 +42,7 @@ def model(data_dir: Path) -> str:
 
 def localllm(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
     """Run in its own process: workers stay devices of the process that added them."""
-    environment = {**os.environ, "XDG_CONFIG_HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
+    environment = {**os.environ, **own_places(folder)}
     command = [sys.executable, "-c", "from localllm.cli.main import main; main()", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=False)
 
@@ -98,7 +99,7 @@ def test_a_worker_that_dies_ends_the_answer_with_one_line(built_in: None, model:
             "Once upon",
             "--raw",
         ]
-        environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+        environment = {**os.environ, **own_places(tmp_path)}
         answer = subprocess.Popen(
             [*command, "--rpc", address, "--max-tokens", "400"],
             env=environment,

@@ -10,6 +10,7 @@ from gguf_io import open_model
 from localllm import files, packed
 from models.native_runner import NativeRunner
 from models.packed_file import PackedWeights
+from tests.systems import use_own_places
 from tests.waiting import PATIENCE_S
 
 PLENTY = 1000  # MiB
@@ -17,7 +18,7 @@ PLENTY = 1000  # MiB
 
 def pack_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use this home, in which small and new models are also packed, immediately."""
-    monkeypatch.setenv("HOME", str(home))
+    use_own_places(home, monkeypatch)
     monkeypatch.setattr(packed, "LEAST_BYTES", 0)
     monkeypatch.setattr(files, "SETTLED_NS", -(2**62))
     monkeypatch.setattr(packed, "_WAIT_S", 0.0)

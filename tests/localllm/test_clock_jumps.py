@@ -16,6 +16,7 @@ from localllm.server.metrics import Metrics
 from localllm.wings.documents.index import DocumentIndex
 from localllm.wings.lab.served import read_metrics
 from localllm.wings.tools.journal import Journal
+from tests.systems import use_own_places
 from tests.waiting import PATIENCE_S
 
 HOUR_NS = 3600 * 10**9
@@ -59,7 +60,7 @@ def test_a_server_says_how_long_it_has_run(jumped: int) -> None:
 def test_an_index_reads_files_of_another_time_once(
     tmp_path: Path, jumped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "a.txt").write_text("The harbour was built in 1931.\n")

@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
+from gguf_io.system import disk_bytes
 from gpu_offload.errors import LlamaCppMissingError
 from localllm import doctor
 from localllm.doctor import State
 from localllm.settings import setting_sources
 from localllm.stored import size_of
+from tests.systems import use_own_places
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "OLLAMA_MODELS", "HF_HOME", "LLAMA_CACHE"):
+    use_own_places(tmp_path, monkeypatch)
+    for variable in ("OLLAMA_MODELS", "HF_HOME", "LLAMA_CACHE"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path
 
@@ -83,11 +85,7 @@ def test_doctor_looks_at_everything_and_makes_nothing(
     } <= set(found)
     assert found["network"]["state"] == "advice"
     assert found["models found"]["found"] == "none"
-    made = {
-        path
-        for path in set(home.rglob("*")) - before
-        if "kernels" not in path.parts and path.name not in (".cache", "localllm")
-    }
+    made = {path for path in set(home.rglob("*")) - before if "kernels" not in path.parts and path.name != "localllm"}
     assert made == set()
 
 
@@ -96,8 +94,8 @@ def test_wrong_settings_do_not_stop_what_finds_them(
 ) -> None:
     monkeypatch.setattr(doctor, "OLLAMA_HOST", "127.0.0.1:9")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    (home / ".config/localllm").mkdir(parents=True)
-    (home / ".config/localllm/config.toml").write_text("temprature = 1\ntop_k = 5\n")
+    (home / "localllm").mkdir(parents=True)
+    (home / "localllm/config.toml").write_text("temprature = 1\ntop_k = 5\n")
     assert command("doctor", "--json") == 2
     found = {check["what"]: check for check in json.loads(capsys.readouterr().out)}
     assert found["settings"]["state"] == "bad" and "Did you mean temperature?" in found["settings"]["found"]
@@ -123,7 +121,7 @@ def test_without_a_gpu_it_says_only_how_the_processors_llama_cpp_is_installed(mo
     assert "'llama-cpp-python>=0.3.36'" in absent.advice and "\n" not in absent.advice
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_bad(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     found = doctor.check_folder("models", tmp_path / "a" / "b", "Name another.", State.BAD)
@@ -163,7 +161,7 @@ def test_a_file_that_vanishes_meanwhile_has_no_size(tmp_path: Path, monkeypatch:
         (tmp_path / name).write_bytes(b"#" * 5000)
     monkeypatch.setattr(os, "stat", gone)
     monkeypatch.setattr(os, "lstat", lambda path: gone(path, follow_symlinks=False))
-    assert size_of(tmp_path) == (tmp_path / "there").stat().st_blocks * 512
+    assert size_of(tmp_path) == disk_bytes((tmp_path / "there").stat())
 
 
 def test_sizes_count_what_is_on_the_disk(tmp_path: Path) -> None:
@@ -180,7 +178,7 @@ def test_problems_that_only_cost_time_are_not_failures(
     monkeypatch.setattr(doctor, "OLLAMA_HOST", "127.0.0.1:9")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     (home / "file").write_text("")
-    monkeypatch.setenv("HOME", str(home / "file"))
+    use_own_places(home / "file", monkeypatch)
     monkeypatch.setenv("LOCALLLM_MODEL_STORE", str(home / "models"))
     monkeypatch.setenv("LOCALLLM_KERNEL_CACHE", str(home / "kernels"))
     assert command("doctor", "--json") == 0

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from models.needs import native_needs
 from tests.localllm.packed_loads import PLENTY, Loads, pack_at_once, stored
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
+from tests.systems import KILL, KILLED
 from tests.waiting import PATIENCE_S
 
 
@@ -211,10 +211,10 @@ def test_nothing_is_written_where_memory_is_short(model: Path, load: Loads, monk
 
 
 def test_a_folder_that_cannot_be_made_costs_nothing(model: Path, load: Loads, home: Path) -> None:
-    (home / "home/.cache").mkdir(parents=True)
-    (home / "home/.cache/localllm").write_text("a file")
+    (home / "home").mkdir()
+    (home / "home/localllm").write_text("a file")
     np.testing.assert_array_equal(load(model), load(model))
-    assert load.packed == 2 and (home / "home/.cache/localllm").read_text() == "a file"
+    assert load.packed == 2 and (home / "home/localllm").read_text() == "a file"
 
 
 def test_one_process_writes_at_a_time(model: Path, load: Loads) -> None:
@@ -248,9 +248,9 @@ def test_a_model_that_is_closed_meanwhile_leaves_nothing(model: Path, monkeypatc
 def test_what_a_killed_process_left_goes_with_the_next(model: Path, load: Loads) -> None:
     script = (
         "import os, signal, sys\nfrom gguf_io import open_model\nfrom localllm.packed import _writer_for\n"
-        "with open_model(sys.argv[1]) as file, _writer_for(file, 1, 100):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"with open_model(sys.argv[1]) as file, _writer_for(file, 1, 100):\n    os.kill(os.getpid(), {KILL:d})\n"
     )
-    assert subprocess.run([sys.executable, "-c", script, model], check=False).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", script, model], check=False).returncode == KILLED
     assert [path.name for path in packed.packed_folder().iterdir() if path.name.startswith(".localllm-")]
     (theirs := packed.packed_folder() / ".localllm-notes").write_text("somebody's")
     load(model)

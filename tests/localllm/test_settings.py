@@ -4,6 +4,7 @@ import pytest
 
 from localllm.errors import SettingsError
 from localllm.settings import Settings, config_path, load_settings
+from tests.systems import use_own_places
 
 
 def settings_file(folder: Path, text: str) -> Path:
@@ -109,7 +110,5 @@ def test_a_settings_path_that_is_not_a_text_file_is_refused(tmp_path: Path) -> N
 
 
 def test_the_file_is_in_the_users_configuration_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("APPDATA", str(tmp_path))
-    assert config_path().name == "config.toml"
-    assert config_path().parent.name == "localllm"
+    use_own_places(tmp_path, monkeypatch)
+    assert config_path() == tmp_path / "localllm" / "config.toml"

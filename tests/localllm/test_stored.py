@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from localllm.cli.main import application
+from tests.systems import use_own_places
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path))
+    use_own_places(tmp_path, monkeypatch)
     monkeypatch.setenv("LOCALLLM_KERNEL_CACHE", str(tmp_path / "compiled"))
     return tmp_path
 

@@ -19,6 +19,7 @@ from localllm.wings.lab.simulate.machines import from_bench
 from localllm.wings.lab.workload.texts import read_prompts
 from localllm.wings.tools.mcp_servers import read_servers
 from tests.closed_folders import closed
+from tests.systems import use_own_places
 from tui.attachments import find_attachments
 from tui.start import load_keys
 
@@ -67,7 +68,7 @@ READERS: list[tuple[str, Callable[[Path], object]]] = [
 def test_one_meaning_in_every_encoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, read: Callable[[Path], object]
 ) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    use_own_places(tmp_path, monkeypatch)
     path = tmp_path / "file"
     found = []
     for encoding in ENCODINGS:

@@ -15,6 +15,7 @@ from localllm.chats import Message, Role, SessionStore
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.chats.test_rendered_answers import HOSTILE
 from tests.localllm.server.conftest import SLOWLY
+from tests.systems import own_places
 from tests.waiting import PATIENCE_S
 
 MODEL = "stories260K-Q8_0"
@@ -88,7 +89,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def slow(browser: Any, start_server: Any, data: Path) -> Iterator[Any]:
-    with start_server(begins=SLOWLY, XDG_DATA_HOME=str(data), LOCALLLM_MAX_TOKENS="30") as running:
+    with start_server(begins=SLOWLY, LOCALLLM_MAX_TOKENS="30", **own_places(data)) as running:
         yield running
 
 
@@ -168,7 +169,7 @@ def test_two_tabs_show_the_same_and_stop_works_in_both(slow: Any, open_page: Ope
 def test_a_killed_server_is_shown_and_found_again(
     browser: Any, start_server: Any, open_page: OpenPage, data: Path
 ) -> None:
-    variables = {"XDG_DATA_HOME": str(data)}
+    variables = own_places(data)
     with start_server(begins=SLOWLY, **variables) as server:
         page = open_page(server)
         page.send("Once there was a king")

@@ -130,7 +130,8 @@ def main() -> None:
     )
     unfinished.chmod(0o755)
     run("wine", "winecfg", "/v", "win10", env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
-    run(unfinished, "-c", "import numpy, numba, tokenizers, textual", stdin=subprocess.DEVNULL)
+    # Its streams have to be pipes, also where this script's are files.
+    run(unfinished, "-c", "import numpy, numba, tokenizers, textual", stdin=subprocess.DEVNULL, capture_output=True)
     unfinished.rename(runner)
 
 

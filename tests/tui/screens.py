@@ -24,6 +24,7 @@ from localllm.answer.event import AnswerEvent, AnswerPart, PartKind
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats import SessionStore
 from tests.fakes.fake_backend import ended, said
+from tests.systems import own_places
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.machine import ANSWER, NEW, NOTES, OLD, QUESTION, QUOTING, RIVALS, WIDE, Machine, machine_of
 from tui.app import ChatApp
@@ -349,7 +350,7 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
     project = root / "project"
     project.mkdir()
     before = Path.cwd()
-    environment = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"), str(root / "home"))
+    environment = own_places(root / "home")
     few = colours not in ("dark", "light")
     machine = Machine()
     machine.converses = screen in ("approval", "approval-to-run", "tool-result", "folder", "summary")

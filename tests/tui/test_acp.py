@@ -29,6 +29,7 @@ from localllm.settings import journal_path
 from localllm.wings.tools.journal import Journal
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.fakes.scripted_model import call, write_scripted_model
+from tests.systems import use_own_places
 from tui.acp.agent import LocalAgent
 from tui.backend import ModelInfo
 
@@ -148,8 +149,7 @@ def store(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     made = tmp_path / "my project"
     made.mkdir()
     (made / "a.txt").write_text("one\ntwo\n")

@@ -9,6 +9,7 @@ from localllm.chats import SessionStore
 from localllm.quoting.excerpt import INSTRUCTION
 from localllm.wings.documents.search import DOUBT
 from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.systems import use_own_places
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 
@@ -19,8 +20,7 @@ FALSE = ' and "it was red".'
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for variable in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "HOME"):
-        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    use_own_places(tmp_path / "home", monkeypatch)
     found = tmp_path / "my documents"
     found.mkdir()
     (found / "notes.md").write_text(NOTES)

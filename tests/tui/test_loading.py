@@ -17,6 +17,7 @@ from localllm.settings import Settings
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.localllm.library.conftest import write_ollama_model
 from tests.localllm.library.model_server import ModelServer
+from tests.systems import use_own_places
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.backend import LoadStoppedError, ModelChoice, short_name
@@ -230,8 +231,8 @@ def test_an_answer_is_kept_when_the_program_ends(make_app: MakeApp, store: Sessi
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No model of this machine is visible."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "OLLAMA_MODELS", "HF_HUB_CACHE", "HF_HOME", "LLAMA_CACHE"):
+    use_own_places(tmp_path, monkeypatch)
+    for variable in ("OLLAMA_MODELS", "HF_HUB_CACHE", "HF_HOME", "LLAMA_CACHE"):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path
 

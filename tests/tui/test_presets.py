@@ -9,6 +9,7 @@ from textual.widgets import Input, OptionList, Static, TextArea
 
 from localllm.chats.saved import folder_of, read_persona, saved_names
 from tests.fakes.fake_backend import FakeBackend
+from tests.systems import use_own_places
 from tests.tui.chatting import chat_of, loaded, until
 from tests.tui.conftest import MakeApp
 from tui.screens.parameters import ParametersScreen
@@ -16,7 +17,7 @@ from tui.screens.parameters import ParametersScreen
 
 @pytest.fixture(autouse=True)
 def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    use_own_places(tmp_path, monkeypatch)
 
 
 async def opened(pilot: Pilot[None]) -> ParametersScreen:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import SettingsError
+from tests.systems import own_places
 from tui.main import main, model_and_prompt
 
 HEAVY = {"numba", "llvmlite", "textual", "fastapi", "llama_cpp", "tokenizers", "jinja2", "numpy"}
@@ -186,7 +187,7 @@ def test_the_chat_opens_in_a_terminal_without_a_size(tmp_path: Path) -> None:
     terminal, other_end = pty.openpty()
     termios.tcsetwinsize(other_end, (0, 0))
     environment = os.environ | {"TERM": "xterm-256color"}
-    environment |= dict.fromkeys(("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"), str(tmp_path))
+    environment |= own_places(tmp_path)
     program = [sys.executable, "-c", "from tui.main import main; main()"]
     with subprocess.Popen(
         program, stdin=other_end, stdout=other_end, stderr=other_end, env=environment, start_new_session=True

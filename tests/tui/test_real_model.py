@@ -9,6 +9,7 @@ from localllm.chats import Role, SessionStore
 from localllm.engine.request import FinishReason
 from localllm.settings import Settings
 from tests.fakes.scripted_model import write_scripted_model
+from tests.systems import use_own_places
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.engine_backend import EngineBackend
@@ -24,8 +25,7 @@ def test_calls_without_markers_run_once_they_are_allowed(
         "1": '{"name": "run_command", "arguments": {"command": "echo made > b.txt"}}',
         "2": '```json\n{"name": "delete_file", "arguments": {"path": "b.txt"}}\n```\nThat is no tool.',
     }
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     model = write_scripted_model(tmp_path / "scripted.gguf", scripts)
     folder = tmp_path / "project"
     folder.mkdir()

@@ -13,6 +13,7 @@ from localllm.chats.parameters import Parameters
 from localllm.chats.saved import _as_toml, folder_of, read_persona, read_prompt, save_persona, save_prompt, saved_names
 from localllm.errors import RequestError
 from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.systems import use_own_places
 from tests.tui.chatting import ask, loaded, say, until
 from tests.tui.conftest import MakeApp
 
@@ -21,7 +22,7 @@ DEFAULTS = Parameters()
 
 @pytest.fixture(autouse=True)
 def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    use_own_places(tmp_path, monkeypatch)
     return tmp_path
 
 

@@ -20,6 +20,7 @@ from localllm.chats import Role, SessionStore
 from localllm.settings import journal_path
 from localllm.wings.tools.journal import Journal
 from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.systems import needs_commands, use_own_places
 from tests.tui.chatting import answered, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.screens.approval import ApprovalScreen
@@ -46,8 +47,7 @@ DONE = [said("Done."), ended()]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     made = tmp_path / "project"
     made.mkdir()
     (made / "a.txt").write_text("one\ntwo\n")
@@ -216,6 +216,7 @@ def test_a_refusal_with_a_reason_reaches_the_model(play: Callable[[FakeBackend, 
     assert "Use git!" in backend.requests[1].messages[-1]["content"]
 
 
+@needs_commands
 def test_the_output_of_the_users_command_goes_with_the_next_prompt(
     play: Callable[[FakeBackend, Flow], None], folder: Path
 ) -> None:
@@ -357,6 +358,7 @@ def test_the_loop_stops_at_its_limit_and_resumes_on_request(
     play(backend, flow)
 
 
+@needs_commands
 def test_a_command_is_stopped_by_escape(play: Callable[[FakeBackend, Flow], None], folder: Path) -> None:
     async def flow(pilot: Pilot[None]) -> None:
         await say(pilot, "Go")

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +69,7 @@ def test_what_a_killed_program_has_written_is_there(tmp_path: Path) -> None:
     with writer(file, 0, 10**6, "one") as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(23)]  # in the middle of an answer
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
     contents = stored(file)
     for line in lines:

@@ -81,4 +81,5 @@ def run_in_shell(command: str, folder: Folder, stop: threading.Event) -> str:
         if size > MAX_RESULT_CHARS:
             output.seek(-min(MAX_RESULT_CHARS, size - MAX_RESULT_CHARS), os.SEEK_END)
             text += output.read().decode("utf-8", "replace")
+    text = text.replace("\r\n", "\n")  # as Windows' own commands end lines; models write and expect LF
     return f"{text}\n[{ended or f'exit status {started.process.returncode}'}]"

@@ -9,6 +9,7 @@ import pytest
 
 from localllm.cli.main import main
 from tests.forking import Nursery
+from tests.systems import needs_signals, own_places
 from tests.waiting import eventually
 
 # The command, which reports when it has begun to measure.
@@ -29,7 +30,7 @@ def model(data_dir: Path) -> Path:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """Isolated from this user's settings and measurements."""
-    return {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path), "LOCALLLM_BACKEND": "native"}
+    return {"LOCALLLM_BACKEND": "native", **own_places(tmp_path)}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,7 @@ def test_more_than_the_context_is_refused(
 
 
 @pytest.mark.slow
+@needs_signals
 def test_ctrl_c_ends_it_at_once(model: Path, environment: dict[str, str], children: Nursery) -> None:
     process = children.start(ANNOUNCED, ["bench", str(model), "--rounds", "100000"], {**os.environ, **environment})
     try:

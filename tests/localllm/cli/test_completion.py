@@ -14,6 +14,7 @@ import pytest
 
 from localllm.cli.completion import BASH, Shell, completion
 from localllm.front.options import COMPLETION_VARIABLE, PROGRAM
+from tests.systems import own_places
 from tests.waiting import PATIENCE_S
 
 pty = pytest.importorskip("pty", reason="Windows has no such module")
@@ -101,7 +102,7 @@ def test_every_shell_has_a_script_that_asks_us(shell: Shell, capsys: pytest.Capt
 
 def test_another_shell_is_answered(home: Path) -> None:
     asked = {COMPLETION_VARIABLE: "complete_zsh", "_TYPER_COMPLETE_ARGS": "localllm run qwen3:0"}
-    environment = {**os.environ, **asked, "HOME": str(home), "LOCALLLM_MODEL_FOLDERS": str(home / "models")}
+    environment = {**os.environ, **asked, **own_places(home), "LOCALLLM_MODEL_FOLDERS": str(home / "models")}
     call = [sys.executable, "-c", "import sys; sys.argv = ['localllm']; from tui.main import main; main()"]
     told = subprocess.run(call, env=environment, capture_output=True, check=True, timeout=PATIENCE_S, text=True).stdout
     assert "0.6b" in told and "1.7b" not in told

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import stat
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from tests.forking import Nursery
 from tests.localllm.server.conftest import StartServer
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
+from tests.systems import KILLED, own_places, use_own_places
 
 AT = AgentEndpoint("http://127.0.0.1:1234", "m:8b", 40960, "a secret")
 # Its first request is for a title, as agents send it.
@@ -66,7 +66,7 @@ def home(tmp_path: Path) -> Path:
 def localllm(home: Path, children: Nursery, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     model = write_scripted_model(tmp_path / "scripted.gguf", {"plain": "A title.", "0": call("read", path="a.txt")})
     environment = {
-        "HOME": str(home),
+        **own_places(home),
         "PATH": os.pathsep.join([str(home / "bin"), "/usr/bin", "/bin"]),
         "ANTHROPIC_API_KEY": "of somebody",
         "LOCALLLM_KV_MIB": "64",
@@ -100,8 +100,8 @@ def test_a_program_runs_and_its_prompt_is_warm_afterwards(
 
     again = localllm("warm", "claude")
     assert _number(re.findall(r"([\d,]+) of them known", again.stderr)[0]) >= tokens - 300
-    assert {path.name for path in home.iterdir()} <= {"bin", ".cache", ".local", ".config"}
-    private = [path for path in (home / ".local").rglob("*") if path.is_dir() and path.parent.name == "agents"]
+    assert {path.name for path in home.iterdir()} <= {"bin", "localllm"}
+    private = [path for path in (home / "localllm").rglob("*") if path.is_dir() and path.parent.name == "agents"]
     assert private and all(stat.S_IMODE(path.stat().st_mode) == 0o700 for path in private)
 
 
@@ -138,7 +138,7 @@ def test_what_programs_are_given(name: str, tmp_path: Path) -> None:
 
 
 def test_a_damaged_count_of_tokens_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    use_own_places(tmp_path, monkeypatch)
     assert counted_tokens("claude") == {}
     for content, found in ((b'{"m:8b": 4000}', {"m:8b": 4000}), (b'{"m', {}), (b"[]", {})):
         counts_path("claude").write_bytes(content)
@@ -192,7 +192,7 @@ def test_an_editor_s_settings_are_printed_and_nothing_is_started(
     for more in (("--write",), ("--", "file.py")):
         refused = localllm("launch", "vscode", *more)
         assert refused.returncode == 2 and "neither writes them nor starts it" in refused.stderr
-    assert {path.name for path in home.iterdir()} <= {"bin", ".cache", ".local", ".config"}
+    assert {path.name for path in home.iterdir()} <= {"bin", "localllm"}
 
 
 @pytest.mark.slow
@@ -202,8 +202,8 @@ def test_a_running_server_tells_the_cost_for_a_model_given_as_a_file(
     """No store of the launching user has the model: only the server knows the file."""
     (tmp_path / "elsewhere").mkdir()
     model = write_scripted_model(tmp_path / "elsewhere" / "kept.gguf", {"plain": "A title.", "0": "Done with that."})
-    environment = {"HOME": str(home), "PATH": os.pathsep.join([str(home / "bin"), "/usr/bin", "/bin"])}
-    with start_server("--model", str(model), models=(), HOME=str(home), LOCALLLM_KV_MIB="64") as server:
+    environment = {**own_places(home), "PATH": os.pathsep.join([str(home / "bin"), "/usr/bin", "/bin"])}
+    with start_server("--model", str(model), models=(), LOCALLLM_KV_MIB="64", **own_places(home)) as server:
         port = server.url.rpartition(":")[2]
         done = children.run("launch", "claude", "--port", port, "--model", "kept", folder=home, **environment)
     assert done.returncode == 7, done.stderr
@@ -227,7 +227,7 @@ def test_a_program_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest
     with process.stdout as output:
         output.readline()
         assert record(lambda _url: process, 0.0) is None
-    assert process.returncode == -signal.SIGKILL
+    assert process.returncode == KILLED
 
 
 def test_a_recorded_request_is_read_again(tmp_path: Path) -> None:

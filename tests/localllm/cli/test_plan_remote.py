@@ -80,7 +80,7 @@ def test_little_is_fetched_and_nothing_is_kept(
     assert "not on this machine: " in out and " to pull" in out
     assert "longest context that fits: 1,024 of 1,024 tokens" in out
     assert "`localllm bench` measures this machine" in out
-    assert not (home / ".local").exists()
+    assert not (home / "localllm").exists()
     assert all("bytes=0-" in headers["range"] for headers in repository.fetched("/resolve/"))
 
 

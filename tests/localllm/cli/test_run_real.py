@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.forking import PROGRAM, Forked, Nursery
+from tests.systems import needs_signals, own_places
 from tests.waiting import eventually
 
 PROMPT = "Once upon a time"
@@ -46,7 +47,7 @@ def start(children: Nursery, tmp_path: Path) -> Start:
     """Start localllm run, isolated from this user's settings. begins: Python code that the program runs first."""
 
     def call(backend: str, *arguments: str, begins: str = "") -> Forked:
-        own = {"XDG_CONFIG_HOME": str(tmp_path), "LOCALLLM_BACKEND": backend}
+        own = {"LOCALLLM_BACKEND": backend, **own_places(tmp_path)}
         return children.start(f"{begins}\n{PROGRAM}", ["run", *arguments], {**os.environ, **own})
 
     return call
@@ -90,6 +91,7 @@ def test_an_answer_fits_the_schema_given_on_the_command_line(backend: str, model
     assert b"objekt" in err and b"Traceback" not in err
 
 
+@needs_signals
 @each_backend
 def test_ctrl_c_stops_and_keeps_the_text(backend: str, model: Path, start: Start) -> None:
     process = start(backend, str(model), PROMPT, "--ignore-eos", "--temperature", "2", begins=SLOWLY)
@@ -104,7 +106,7 @@ def test_ctrl_c_stops_and_keeps_the_text(backend: str, model: Path, start: Start
 @each_backend
 def test_a_reader_that_leaves_ends_the_command_quietly(backend: str, model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"{SLOWLY}\n{PROGRAM}", "run", str(model), PROMPT, "--ignore-eos"]
-    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "LOCALLLM_BACKEND": backend}
+    environment = {**os.environ, "LOCALLLM_BACKEND": backend, **own_places(tmp_path)}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([*command, "--temperature", "2"], env=environment, **pipes) as process:
         process.stdout.read(1)

@@ -13,6 +13,7 @@ import pytest
 from localllm.cli.main import main
 from tests.fakes.openai_server import ScriptedOpenAI, openai_server
 from tests.gpu_offload.projector_files import png
+from tests.systems import use_own_places
 
 
 @pytest.fixture
@@ -99,8 +100,7 @@ def calls_of(*calls: tuple[str, dict[str, object]]) -> list[dict[str, object]]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     made = tmp_path / "project"
     made.mkdir()
     (made / "a.txt").write_text("one\n")

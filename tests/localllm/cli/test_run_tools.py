@@ -9,6 +9,7 @@ import pytest
 
 from localllm.cli.main import main
 from tests.fakes.scripted_model import write_scripted_model
+from tests.systems import use_own_places
 
 SCRIPTS = {
     "0": '{"name": "read_file", "arguments": {"path": "a.txt"}}',
@@ -24,7 +25,7 @@ def test_calls_without_markers_are_run_as_the_command_line_allows(
 ) -> None:
     model = write_scripted_model(tmp_path / "scripted.gguf", SCRIPTS)
     monkeypatch.setattr("localllm.settings.config_path", lambda: tmp_path / "config.toml")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: False, buffer=io.BytesIO()))
     project = tmp_path / "project"
     project.mkdir()

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -279,7 +278,7 @@ def test_two_processes_share_a_folder_and_one_is_killed(tmp_path: Path) -> None:
                         whole += data is not None
         finally:
             for writer in writers:
-                writer.send_signal(signal.SIGKILL)
+                writer.kill()
                 writer.wait()
                 writer.stdout.close()  # type: ignore[union-attr]
     loaded = [cache.load(segment) for first in range(1, 51) for segment in cache.find([first, *range(1, 100)])]

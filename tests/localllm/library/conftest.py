@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.gguf_files import finish
 from tests.localllm.library.model_server import ModelServer
+from tests.systems import use_own_places
 
 OTHER_PLACES = (
     "OLLAMA_MODELS",
@@ -29,8 +31,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home; no variable points outside."""
     folder = tmp_path / "home"
     folder.mkdir()
-    monkeypatch.setenv("HOME", str(folder))
-    for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", *OTHER_PLACES):
+    use_own_places(folder, monkeypatch)
+    for variable in OTHER_PLACES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(folder)
     return folder
@@ -74,8 +76,10 @@ def write_ollama_model(root: Path, name: str, layers: dict[str, bytes]) -> Path:
 
 
 def write_hugging_face_model(hub: Path, repository: str, file: str, data: bytes, revision: str = "a" * 40) -> Path:
-    """The files of huggingface_hub: a blob, and a snapshot that links to it."""
+    """The files of huggingface_hub: a blob, and a snapshot that links to it; only a snapshot where it cannot link."""
     folder = hub / f"models--{repository.replace('/', '--')}"
+    if sys.platform == "win32":
+        return write_file(folder / "snapshots" / revision / file, data)
     blob = write_file(folder / "blobs" / hashlib.sha256(data).hexdigest(), data)
     link = folder / "snapshots" / revision / file
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -90,13 +94,13 @@ def full_home(home: Path, tiny_gguf: bytes) -> Path:
     layers = {"model": tiny_gguf, "system": b"Speak like a pirate.", "params": b'{"temperature": 0.5, "stop": ["x"]}'}
     write_ollama_model(ollama, "registry.ollama.ai/library/qwen3/0.6b", layers)
     write_ollama_model(ollama, "hf.co/bartowski/Tiny-GGUF/Q8_0", {"model": tiny_gguf})
-    hub = home / ".cache" / "huggingface" / "hub"
+    hub = home / "huggingface" / "hub"
     write_hugging_face_model(hub, "user/Some-Model-GGUF", "Some-Model-Q4_K_M.gguf", tiny_gguf)
     write_hugging_face_model(hub, "user/Some-Model-GGUF", "Some-Model-Q8_0.gguf", tiny_gguf)
     write_hugging_face_model(hub, "user/Some-Model-GGUF", "mmproj-Some-Model-F16.gguf", tiny_gguf)
     write_file(home / ".lmstudio/models/lmstudio-community/Phi-GGUF/Phi-Q6_K.gguf", tiny_gguf)
-    write_file(home / ".cache/llama.cpp/ggml-org_gemma-GGUF_gemma-Q4_0.gguf", tiny_gguf)
-    write_file(home / ".cache/llama.cpp/manifest=ggml-org=gemma-GGUF=latest.json", b"{}")
+    write_file(home / "llama.cpp/ggml-org_gemma-GGUF_gemma-Q4_0.gguf", tiny_gguf)
+    write_file(home / "llama.cpp/manifest=ggml-org=gemma-GGUF=latest.json", b"{}")
     return home
 
 

@@ -11,7 +11,7 @@ SETTINGS = Settings()
 
 def stored(home: Path) -> dict[str, bytes]:
     """Everything in the store except locks: what a pull leaves."""
-    store = home / ".local/share/localllm/models"
+    store = home / "localllm/models"
     return {
         str(path.relative_to(store)): path.read_bytes()
         for path in store.rglob("*")

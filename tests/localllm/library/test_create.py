@@ -124,7 +124,7 @@ def test_a_projector_of_another_program_is_linked_to(home: Path, tiny_gguf: byte
         assert behaviour_of(made).settings["mmproj"] == str(made.defaults().projectors[0])
         assert [path.read_bytes() for path in made.defaults().projectors] == [b"eyes"]
         assert (made.defaults().system, made.path.read_bytes()) == ("Look.", tiny_gguf)
-    store = home / ".local/share/localllm/models/blobs"
+    store = home / "localllm/models/blobs"
     assert b"eyes" not in [path.read_bytes() for path in store.iterdir()]  # nothing was copied
 
 
@@ -189,7 +189,7 @@ def test_what_could_not_be_read_back_is_not_written(home: Path, recipe: Modelfil
     store = OwnStore(own_store(SETTINGS))
     with pytest.raises(LibraryError, match=words):
         create(store, ModelName("mine"), recipe, built_in_model())
-    assert not (home / ".local").exists()
+    assert not (home / "localllm").exists()
 
 
 def test_the_largest_that_is_taken_is_read_back(home: Path) -> None:

@@ -1,7 +1,6 @@
 """create, cp, rm and quantize, killed before each of their disk operations: a model is complete or absent."""
 
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +20,17 @@ from localllm.settings import Settings
 from tests.forking import Nursery
 from tests.gguf_files import finish
 from tests.localllm.library.conftest import write_file
+from tests.systems import KILL, KILLED
 
 pytestmark = pytest.mark.slow
 
 SETTINGS = Settings()
 
 # Kills itself before the n-th operation that changes something below the home folder.
-SCRIPT = """
-import os, signal, sys
+SCRIPT = (
+    f"KILL = {KILL:d}"
+    + """
+import os, sys
 home, left = os.environ["HOME"], int(sys.argv[1])
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -39,13 +41,14 @@ def count(event, arguments):
     if changes and any(str(argument).startswith(home) for argument in arguments):
         left -= 1
         if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), KILL)
 
 sys.addaudithook(count)
 from localllm.cli.main import main
 sys.argv[1:] = sys.argv[2:]
 main()
 """
+)
 
 
 def killed_everywhere(children: Nursery, command: str, check: Callable[[], None]) -> int:
@@ -55,7 +58,7 @@ def killed_everywhere(children: Nursery, command: str, check: Callable[[], None]
     for step in range(1, 1000):
         process = children.start(SCRIPT, [str(step), *command.split()])
         _, err = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), err.decode()
+        assert process.returncode in (0, KILLED), err.decode()
         check()
         if process.returncode == 0:
             return step

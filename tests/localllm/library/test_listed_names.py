@@ -43,9 +43,9 @@ def test_files_of_any_name(home: Path, tiny_gguf: bytes, file: str) -> None:
 
 
 def test_upper_case_suffixes_in_every_place(home: Path, tiny_gguf: bytes) -> None:
-    write_hugging_face_model(home / ".cache/huggingface/hub", "u/r", "M-Q8_0.GGUF", tiny_gguf)
+    write_hugging_face_model(home / "huggingface/hub", "u/r", "M-Q8_0.GGUF", tiny_gguf)
     write_file(home / ".lmstudio/models/p/q/N-Q4_0.GGUF", tiny_gguf)
-    write_file(home / ".cache/llama.cpp/O.GGUF", tiny_gguf)
+    write_file(home / "llama.cpp/O.GGUF", tiny_gguf)
     write_file(home / "f/P-00001-of-00002.GGUF", tiny_gguf)
     write_file(home / "f/P-00002-of-00002.GGUF", tiny_gguf)
     write_file(home / "f/MMPROJ-P.GGUF", tiny_gguf)
@@ -93,7 +93,7 @@ def test_equal_names_are_disambiguated(home: Path, tiny_gguf: bytes) -> None:
 
 
 def test_of_stored_models_the_first_has_the_name(home: Path, tiny_gguf: bytes) -> None:
-    for root in (".local/share/localllm/models", ".ollama/models"):
+    for root in ("localllm/models", ".ollama/models"):
         write_ollama_model(home / root, "registry.ollama.ai/library/m/latest", {"model": tiny_gguf})
     write_file(home / "f/m.gguf", tiny_gguf)
     names = [(model.name, model.source) for model in rows(Settings(model_folders=f"{home}/f"))]

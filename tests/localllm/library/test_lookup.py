@@ -95,11 +95,11 @@ def test_paths_come_first(full_home: Path, tiny_gguf: bytes) -> None:
 def test_sources_are_asked_in_order(home: Path, tiny_gguf: bytes) -> None:
     write_file(home / ".lmstudio/models/u/r/m-Q8_0.gguf", tiny_gguf)
     assert find("hf.co/u/r:Q8_0", SETTINGS).source is Source.LM_STUDIO
-    write_hugging_face_model(home / ".cache/huggingface/hub", "u/r", "m-Q8_0.gguf", tiny_gguf)
+    write_hugging_face_model(home / "huggingface/hub", "u/r", "m-Q8_0.gguf", tiny_gguf)
     assert find("hf.co/u/r:Q8_0", SETTINGS).source is Source.HUGGING_FACE
     write_ollama_model(home / ".ollama/models", "hf.co/u/r/Q8_0", {"model": tiny_gguf})
     assert find("hf.co/u/r:Q8_0", SETTINGS).source is Source.OLLAMA
-    write_ollama_model(home / ".local/share/localllm/models", "hf.co/u/r/Q8_0", {"model": tiny_gguf})
+    write_ollama_model(home / "localllm/models", "hf.co/u/r/Q8_0", {"model": tiny_gguf})
     assert find("hf.co/u/r:Q8_0", SETTINGS).source is Source.OWN
 
 
@@ -123,7 +123,7 @@ def test_variables_and_settings_lead_elsewhere(home: Path, tiny_gguf: bytes, mon
 
 
 def test_two_files_of_one_quantisation_keep_their_whole_names(home: Path, tiny_gguf: bytes) -> None:
-    hub = home / ".cache/huggingface/hub"
+    hub = home / "huggingface/hub"
     for file in ("small-Q8_0.gguf", "large-Q8_0.gguf"):
         write_hugging_face_model(hub, "u/r", file, tiny_gguf)
     assert {model.name for model in users_models(SETTINGS)} == {"hf.co/u/r:small-Q8_0", "hf.co/u/r:large-Q8_0"}
@@ -131,9 +131,7 @@ def test_two_files_of_one_quantisation_keep_their_whole_names(home: Path, tiny_g
 
 def test_a_quantisation_may_be_in_the_folders_name(home: Path, tiny_gguf: bytes) -> None:
     for kind in ("Q4_K_M", "Q8_0"):
-        write_hugging_face_model(
-            home / ".cache/huggingface/hub", "u/r", f"{kind}/model.gguf", tiny_gguf + kind.encode()
-        )
+        write_hugging_face_model(home / "huggingface/hub", "u/r", f"{kind}/model.gguf", tiny_gguf + kind.encode())
         write_file(home / f".lmstudio/models/p/q/{kind}/model.gguf", tiny_gguf)
     names = {"hf.co/u/r:Q4_K_M", "hf.co/u/r:Q8_0", "p/q:Q4_K_M", "p/q:Q8_0"}
     assert {model.name for model in users_models(SETTINGS)} == names
@@ -173,7 +171,7 @@ def test_damaged_manifests_do_not_hide_other_models(
 def test_a_manifest_of_another_program_cannot_link_to_a_file(home: Path, tiny_gguf: bytes) -> None:
     target = write_file(home / "secret.gguf", tiny_gguf)
     manifest = {"layers": [{"mediaType": "application/vnd.localllm.link", "path": str(target)}]}
-    for store in (".ollama/models", ".local/share/localllm/models"):
+    for store in (".ollama/models", "localllm/models"):
         write_file(home / store / "manifests/registry.ollama.ai/library/x/1", json.dumps(manifest).encode())
     assert [(model.source, model.path) for model in users_models(SETTINGS)] == [(Source.OWN, target)]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gguf_io.system import write_at
 from localllm.library.entry import Source
 from localllm.library.errors import LibraryError, PullError
 from localllm.library.lookup import find, users_models
@@ -34,16 +35,16 @@ def test_a_disk_that_fills_up_keeps_what_came(
 ) -> None:
 
     server.add_ollama("library/x", "latest", {"model": big_gguf})
-    real, left = os.pwrite, [2 << 20]
+    left = [2 << 20]
 
-    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+    def write(fd: int, data: memoryview, offset: int) -> None:
         left[0] -= len(data)
         if left[0] < 0:
-            raise OSError(28, "No space left on device")
-        return real(fd, data, offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_at(fd, data, offset)
 
     with monkeypatch.context() as patched, pytest.raises(PullError, match="disk is full"):
-        patched.setattr("os.pwrite", pwrite)
+        patched.setattr("localllm.library.partial.write_at", write)
         pull(f"{server.host}/library/x", SETTINGS)
     no_model_and_no_half_file(home)
     server.requests.clear()
@@ -55,7 +56,7 @@ def _full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("fails", ["ftruncate", "pwrite", "sync_file", "write_whole", "replace", "sync_folder"])
+@pytest.mark.parametrize("fails", ["ftruncate", "write_at", "sync_file", "write_whole", "replace", "sync_folder"])
 def test_a_disk_that_is_full_at_any_step_is_one_sentence(
     server: ModelServer, home: Path, big_gguf: bytes, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
@@ -68,7 +69,7 @@ def test_a_disk_that_is_full_at_any_step_is_one_sentence(
         monkeypatch.context() as patched,
         pytest.raises(PullError, match=r"^The disk is full\. .* pull again to resume"),
     ):
-        place = f"os.{fails}" if fails in ("ftruncate", "pwrite") else f"localllm.library.partial.{fails}"
+        place = f"localllm.library.partial.{'os.' if fails == 'ftruncate' else ''}{fails}"
         patched.setattr("localllm.library.partial.CHECKPOINT_S", 0.0)
         patched.setattr(place, _full)
         pull(f"{server.host}/library/x", SETTINGS)
@@ -120,7 +121,7 @@ def test_a_link_in_place_of_the_partial_file_is_not_followed(server: ModelServer
     victim = home / "victim"
     victim.write_text("precious")
     OwnStore(own_store(SETTINGS)).prepare()
-    partial = home / ".local/share/localllm/models/partial"
+    partial = home / "localllm/models/partial"
     (partial / f"{digest.replace(':', '-')}.part").symlink_to(victim)
     with pytest.raises(PullError, match="cannot be written"):
         pull(f"{server.host}/library/x", SETTINGS)
@@ -295,8 +296,8 @@ def test_a_bad_manifest_is_reported_and_can_be_removed(
     server.add_ollama("library/x", "latest", {"model": tiny_gguf})
     pull(f"{server.host}/library/x", SETTINGS)
     assert command("cp", f"{server.host}/library/x", "mine") == 0
-    manifests = home / ".local/share/localllm/models/manifests"
-    (manifests / server.host / "library/x/latest").write_bytes(b"\0" * 100)
+    manifests = home / "localllm/models/manifests"
+    manifests.joinpath(*ModelName.parse(f"{server.host}/library/x").folders).write_bytes(b"\0" * 100)
     assert [model.name for model in users_models(SETTINGS)] == ["mine:latest"]
     err = capsys.readouterr().err
     assert "is not a model's manifest" in err and "remove it with `localllm rm`" in err
@@ -313,7 +314,7 @@ def read_only(server: ModelServer, home: Path, tiny_gguf: bytes) -> str:
     server.add_ollama("library/x", "latest", {"model": tiny_gguf})
     name = f"{server.host}/library/x"
     pull(name, SETTINGS)
-    lock = home / ".local/share/localllm/models/.lock"
+    lock = home / "localllm/models/.lock"
     lock.unlink(missing_ok=True)
     lock.mkdir()
     return name
@@ -344,7 +345,7 @@ def test_a_folder_that_may_only_be_read_is_noticed_before_anything_comes(
 
 def test_nothing_is_removed_from_a_store_that_is_not_there(home: Path, command: Callable[..., int]) -> None:
     assert command("rm", "--unfinished") == 0
-    assert not (home / ".local").exists()
+    assert not (home / "localllm").exists()
 
 
 def test_no_second_name_for_a_model_whose_files_are_gone(

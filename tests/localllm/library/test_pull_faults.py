@@ -219,7 +219,7 @@ def test_a_redirect_is_followed_once_and_again_when_it_expires(server: ModelServ
         chunks = -(-len(big_gguf) // (64 << 10))
         assert len(server.fetched(digest)) <= 1 + 8  # for the range probe, and at most each connection
         assert len(cdn.fetched("/signed")) == chunks + 1
-        shutil.rmtree(Path.home() / ".local")
+        shutil.rmtree(Path.home() / "localllm")
         server.requests.clear()
         cdn.routes["/signed-anew"] = big_gguf
 
@@ -336,7 +336,7 @@ def test_file_names_of_a_repository_reach_no_path(server: ModelServer, home: Pat
     with contextlib.suppress(LibraryError):
         pull("hf.co/user/x", SETTINGS)
     new = {file for file in home.parent.rglob("*") if file.is_file()} - before
-    assert all(file.is_relative_to(home / ".local/share/localllm/models") for file in new)
+    assert all(file.is_relative_to(home / "localllm/models") for file in new)
 
 
 def test_a_partial_file_that_has_another_name_is_not_written_over(tmp_path: Path) -> None:

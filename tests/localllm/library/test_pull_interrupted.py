@@ -15,6 +15,7 @@ from localllm.library.partial import bytes_noted
 from localllm.settings import Settings
 from tests.forking import Forked, Nursery
 from tests.localllm.library.model_server import Answer, ModelServer, cut
+from tests.systems import KILL, KILLED, needs_signals
 from tests.waiting import PATIENCE_S
 
 # Like the command, but with small chunks that are recorded often.
@@ -63,37 +64,40 @@ def test_a_pull_that_is_killed_again_and_again_ends_with_the_right_file(
         process = start(name)
         wait_for_bytes(server, process, chance.randrange(1, 6))
         time.sleep(chance.random() * 0.05)
-        blow = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT, None])
+        blow = chance.choice([KILL, KILL, signal.SIGINT, None])
         if blow is None:
             server.faults.append(cut(5, chance.randrange(60_000)))
             time.sleep(0.05)
-            blow = signal.SIGKILL
+            blow = KILL
         process.send_signal(blow)
         _, err = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL, -signal.SIGINT, 130), err
+        assert process.returncode in (0, KILLED, -signal.SIGINT, 130), err
         interrupted += process.returncode != 0
         for model in users_models(Settings()):  # it ended before the kill: complete or absent; start again
             assert model.path.read_bytes() == big_gguf
-            shutil.rmtree(home / ".local")
+            shutil.rmtree(home / "localllm")
     server.faults.clear()
     process = start(name)
     _, err = process.communicate()
     assert process.returncode == 0, err
     (model,) = users_models(Settings())
     assert model.path.read_bytes() == big_gguf
-    partial = home / ".local/share/localllm/models/partial"
+    partial = home / "localllm/models/partial"
     assert [path for path in partial.iterdir() if path.suffix in (".part", ".json")] == []
 
 
-KILLED_AFTER_THE_MOVE = """
-import os, signal
+KILLED_AFTER_THE_MOVE = (
+    f"KILL = {KILL:d}"
+    + """
+import os
 from pathlib import Path
 import localllm.library.partial as partial
 def killed(folder):
     if folder.name == "blobs" and any(folder.glob("sha256-*")):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
 partial.sync_folder = killed
 """
+)
 
 
 def test_a_kill_right_after_a_file_moved_to_its_place_leaves_nothing(
@@ -103,8 +107,8 @@ def test_a_kill_right_after_a_file_moved_to_its_place_leaves_nothing(
     name = f"{server.host}/library/big"
     process = children.start(KILLED_AFTER_THE_MOVE + SCRIPT, [name])
     process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    partial = home / ".local/share/localllm/models/partial"
+    assert process.returncode == KILLED
+    partial = home / "localllm/models/partial"
     assert len(list(partial.glob("*.json"))) == 1
     process = children.start(SCRIPT, [name])
     _, err = process.communicate()
@@ -135,7 +139,7 @@ def test_a_kill_on_a_slow_link_loses_less_than_a_chunk(
     """Killed repeatedly within one chunk of 8 MiB, a pull still completes."""
     server.faults.append(slowly)
     digest = server.add_ollama("library/big", "latest", {"model": big_gguf})["model"]
-    note = home / f".local/share/localllm/models/partial/{digest.replace(':', '-')}.json"
+    note = home / f"localllm/models/partial/{digest.replace(':', '-')}.json"
     script = SCRIPT.replace("partial.CHUNK_BYTES", "unchanged")
     kept = [0]
     for _ in range(4):
@@ -171,6 +175,7 @@ def test_one_download_serves_all_processes(server: ModelServer, home: Path, big_
     assert model.path.read_bytes() == big_gguf
 
 
+@needs_signals
 def test_ctrl_c_says_how_to_go_on(server: ModelServer, home: Path, big_gguf: bytes, start: Start) -> None:
     stopped = threading.Event()
 

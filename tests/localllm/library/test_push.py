@@ -17,7 +17,7 @@ from tests.localllm.library.model_server import ModelServer
 from tests.localllm.library.push_registry import PushRegistry
 
 SETTINGS = Settings()
-STORE = ".local/share/localllm/models"
+STORE = "localllm/models"
 
 
 @pytest.fixture

@@ -40,9 +40,9 @@ def test_list_finds_and_run_runs_all_and_nothing_is_changed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_ollama_model(home / ".ollama/models", "registry.ollama.ai/library/stories/260k", {"model": stories})
-    write_hugging_face_model(home / ".cache/huggingface/hub", "k/stories-GGUF", "stories-F32.gguf", stories)
+    write_hugging_face_model(home / "huggingface/hub", "k/stories-GGUF", "stories-F32.gguf", stories)
     write_file(home / ".lmstudio/models/pub/repo/stories-F32.gguf", stories)
-    write_file(home / ".cache/llama.cpp/u_r_stories-F32.gguf", stories)
+    write_file(home / "llama.cpp/u_r_stories-F32.gguf", stories)
     before = snapshot(home)
     assert command("list", "--json") == 0
     names = [row["name"] for row in json.loads(capsys.readouterr().out)]

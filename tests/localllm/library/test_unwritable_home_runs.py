@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.localllm.library.model_server import ModelServer
+from tests.systems import use_own_places
 
 
 @pytest.fixture
 def sealed(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file in place of the folders, which stops even root."""
     (home / "file").write_text("")
-    monkeypatch.setenv("HOME", str(home / "file"))
+    use_own_places(home / "file", monkeypatch)
     return home / "file"
 
 

@@ -15,6 +15,7 @@ from localllm.settings import Settings
 from tests.fakes.llama_server import llama_server, needs_server
 from tests.forking import Nursery
 from tests.oracle import llama_oracle
+from tests.systems import own_places
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_server]
 PROMPT = "Once upon a time"
@@ -40,7 +41,7 @@ def server(address: str) -> OpenAIServer:
 
 def run(children: Nursery, address: str, folder: Path, *arguments: str) -> dict[str, Any]:
     """The output of `localllm run --remote --json`."""
-    own = {"XDG_CONFIG_HOME": str(folder), "LOCALLLM_REMOTE_KEY": KEY}
+    own = {"LOCALLLM_REMOTE_KEY": KEY, **own_places(folder)}
     done = children.run("run", "--remote", address, "--json", *arguments, **own)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.forking import PROGRAM, Forked, Nursery
+from tests.systems import own_places
 from tests.waiting import PATIENCE_S, eventually
 
 MODEL = "stories260K-Q8_0"
@@ -75,10 +76,7 @@ def start_server(model_files: Path, children: Nursery, tmp_path_factory: pytest.
         kernels = os.environ.get("LOCALLLM_KERNEL_CACHE", str(Path.home() / ".cache" / "localllm" / "kernels"))
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("LOCALLLM_", "OLLAMA_"))}
         variables = inherited | {
-            "HOME": str(home),
-            "XDG_CONFIG_HOME": str(home / "config"),
-            "XDG_CACHE_HOME": str(home / "cache"),
-            "XDG_DATA_HOME": str(home / "data"),
+            **own_places(home),
             "LOCALLLM_KERNEL_CACHE": kernels,
             "LOCALLLM_BACKEND": "native",
             "LOCALLLM_THREADS": "1",

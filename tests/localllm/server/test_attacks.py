@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.systems import own_places
 from tests.waiting import PATIENCE_S
 
 resource = pytest.importorskip("resource", reason="Windows has no such module")
@@ -115,7 +117,7 @@ def test_other_addresses_need_a_key(host: str, tmp_path: Path) -> None:
         "--port",
         "0",
     ]
-    found = subprocess.run(command, capture_output=True, text=True, env={"XDG_CONFIG_HOME": str(tmp_path)}, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, env=os.environ | own_places(tmp_path), check=False)
     assert found.returncode == 2 and "--without-key" in found.stderr
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.gpu_offload import lora_files
 from tests.localllm.server.made_models import split
 from tests.localllm.wings.importing.tiny_models import write_safetensors
+from tests.systems import own_places
 from tests.waiting import PATIENCE_S
 
 GREEDY = {"temperature": 0, "num_predict": 8}
@@ -152,7 +153,7 @@ def test_an_uploaded_adapter_is_kept_with_the_model(
 
 
 def test_kill_9_loses_nothing_that_was_stored(start_server: Any, model_files: Path, tmp_path: Path) -> None:
-    stored = {"LOCALLLM_MODEL_STORE": str(tmp_path / "store"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    stored = {"LOCALLLM_MODEL_STORE": str(tmp_path / "store"), **own_places(tmp_path)}
     with start_server(models=(), **stored) as server, ollama.Client(host=server.url) as client:
         digest = client.create_blob(model_files / f"{Q8}.gguf")
         client.create("kept", files={"model.gguf": digest})

@@ -5,7 +5,6 @@ import hashlib
 import os
 import pickle
 import shutil
-import signal
 import socket
 import struct
 import threading
@@ -158,7 +157,7 @@ def test_a_server_that_is_killed_while_it_takes_a_file_keeps_what_it_had(start_s
             head = f"POST /api/blobs/sha256:{cut} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(large)}\r\n\r\n"
             connection.sendall(head.encode() + large[: len(large) // 2])
             eventually(lambda: list((tmp_path / "partial").glob(".*.tmp")))
-            server.process.send_signal(signal.SIGKILL)
+            server.process.kill()
             server.process.wait()
     with start_server(LOCALLLM_MODEL_STORE=str(tmp_path)) as server:
         blobs = f"{server.url}/api/blobs/sha256:"

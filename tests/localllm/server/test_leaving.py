@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.localllm.server.conftest import SLOWLY, Server, StartServer
+from tests.systems import needs_signals
 from tests.waiting import PATIENCE_S, eventually
 
 MODEL = "stories260K-Q8_0"
@@ -136,6 +137,7 @@ def test_a_reader_that_stops_pauses_only_itself(server: Any) -> None:
     eventually(lambda: busy(server) == (0, 0))
 
 
+@needs_signals
 def test_stopping_lets_requests_end(start_server: Any) -> None:
     with start_server(LOCALLLM_GRACE_S="600") as server:
         body = {**ENDLESS, "options": {"num_predict": 300, "temperature": 0}, "stream": True}
@@ -150,6 +152,7 @@ def test_stopping_lets_requests_end(start_server: Any) -> None:
             httpx.get(server.url + "/health", timeout=PATIENCE_S)
 
 
+@needs_signals
 def test_stopping_cancels_after_the_grace_time(start_server: Any) -> None:
     with start_server(LOCALLLM_GRACE_S="1") as server:
         connection = socket.socket()

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.localllm.server.conftest import MODEL, StartServer
+from tests.systems import needs_signals
 from tests.waiting import PATIENCE_S, eventually
 
 BODY = {"model": MODEL, "prompt": "Hi", "progress": True, "options": {"num_predict": 2}}
@@ -64,6 +65,7 @@ def test_what_fails_behind_the_first_line_is_a_line(
 
 
 @pytest.mark.slow
+@needs_signals
 def test_a_stop_does_not_wait_for_a_load(start_server: StartServer, tmp_path: Path) -> None:
     # Without compiled kernels a load takes a minute or more.
     with start_server(LOCALLLM_KERNEL_CACHE=str(tmp_path / "kernels"), LOCALLLM_GRACE_S="600") as server:

@@ -14,6 +14,7 @@ from localllm.chats import SessionStore
 from localllm.library.suggestions import ranked
 from tests.gpu_offload.projector_files import png
 from tests.localllm.server.conftest import SLOWLY
+from tests.systems import own_places
 from tests.waiting import PATIENCE_S, eventually
 
 MODEL, OTHER = "stories260K-Q8_0", "tinystories656K-Q8_0"
@@ -84,7 +85,7 @@ def events(client: Client, chat: int) -> Iterator[Iterator[Any]]:
 
 
 def test_a_chat_is_stored_where_the_terminal_chat_reads_it(start_server: Any, tmp_path: Path) -> None:
-    with start_server(XDG_DATA_HOME=str(tmp_path)) as server:
+    with start_server(**own_places(tmp_path)) as server:
         client = Client(server.url)
         chat = client.begin("Hello there", parameters={**BRIEF, "top_k": "5"})
         _, answer = client.texts(chat)
@@ -101,7 +102,7 @@ def test_a_chat_is_stored_where_the_terminal_chat_reads_it(start_server: Any, tm
 
 
 def test_pages_hear_of_changes_by_other_programs(start_server: Any, tmp_path: Path) -> None:
-    with start_server(XDG_DATA_HOME=str(tmp_path)) as server:
+    with start_server(**own_places(tmp_path)) as server:
         client = Client(server.url)
         chat = client.begin()
         client.answered(chat)
@@ -163,14 +164,14 @@ def test_a_second_answer_waits_for_the_first(slow: Client) -> None:
 
 
 def test_a_killed_server_keeps_what_was_written(start_server: Any, tmp_path: Path) -> None:
-    data = str(tmp_path)
-    with start_server(begins=SLOWLY, XDG_DATA_HOME=data) as server:
+    data = own_places(tmp_path)
+    with start_server(begins=SLOWLY, **data) as server:
         client = Client(server.url)
         chat = client.begin(parameters={"max_tokens": "100"})
         eventually(lambda: len(client.chat(chat)["messages"][-1]["content"]) > 10, "there is no text")
         eventually(lambda: stored(tmp_path, chat), "nothing is saved while it is written")
         server.process.kill()
-    with start_server(XDG_DATA_HOME=data) as server:
+    with start_server(**data) as server:
         message = Client(server.url).chat(chat)["messages"][-1]
         assert message["content"] and message["finish_reason"] == "cancelled"
 
@@ -182,7 +183,7 @@ def stored(folder: Path, chat: int) -> str:
 
 
 def test_a_server_that_stops_saves_and_does_not_wait_for_pages(start_server: Any, tmp_path: Path) -> None:
-    with start_server(begins=SLOWLY, XDG_DATA_HOME=str(tmp_path), LOCALLLM_GRACE_S="600") as server:
+    with start_server(begins=SLOWLY, LOCALLLM_GRACE_S="600", **own_places(tmp_path)) as server:
         client = Client(server.url)
         chat = client.begin(parameters={"max_tokens": "500"})
         eventually(lambda: client.chat(chat)["messages"][-1]["content"], "there is no text")
@@ -347,7 +348,7 @@ def test_other_pages_do_not_get_the_chats(server: Any, headers: dict[str, str]) 
 def test_each_user_has_chats_of_their_own(start_server: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("ann: one\nBob: two\n", encoding="utf-8")
-    with start_server("--api-key-file", str(keys), XDG_DATA_HOME=str(tmp_path)) as server:
+    with start_server("--api-key-file", str(keys), **own_places(tmp_path)) as server:
         ann, bob = (Client(server.url, Authorization=f"Bearer {key}") for key in ("one", "two"))
         chat = ann.begin("A secret of Ann's")
         ann.answered(chat)
@@ -422,7 +423,7 @@ def test_prompts_and_personas_are_those_of_the_terminal_chat(start_server: Any, 
     folder = tmp_path / "localllm"
     (folder / "prompts").mkdir(parents=True)
     (folder / "prompts" / "translate.md").write_text("Translate into Dutch:\n", encoding="utf-8")
-    with start_server(XDG_CONFIG_HOME=str(tmp_path)) as server:
+    with start_server(**own_places(tmp_path)) as server:
         client = Client(server.url)
         options = client.get("/api/chats/options")
         assert (options["prompts"], options["personas"]) == (["translate"], [])

@@ -13,6 +13,7 @@ from localllm.errors import RequestError
 from localllm.wings.tools.journal import Journal
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.chats.test_chats import BRIEF, Client, events
+from tests.systems import own_places
 from tests.waiting import eventually
 
 NOTE = "buy milk\ncall the plumber\n"
@@ -71,7 +72,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tooled(start_server: Any, models: list[str], place: Path, data: Path) -> Iterator[Any]:
-    with start_server(*models, "--page-tools", str(place), models=(), XDG_DATA_HOME=str(data)) as running:
+    with start_server(*models, "--page-tools", str(place), models=(), **own_places(data)) as running:
         yield running
 
 
@@ -215,12 +216,12 @@ def test_without_tools_switched_on_none_are_offered(client: Client, folder: Path
 def test_a_server_that_was_not_told_offers_no_tools(
     start_server: Any, models: list[str], folder: Path, data: Path
 ) -> None:
-    with start_server(*models, "--page-tools", str(folder), models=(), XDG_DATA_HOME=str(data)) as server:
+    with start_server(*models, "--page-tools", str(folder), models=(), **own_places(data)) as server:
         client = Client(server.url)
         chat = client.begin("Tidy", model="editor", parameters=WITH_TOOLS)
         decide(client, chat, "refuse")
         client.answered(chat)
-    with start_server(*models, models=(), XDG_DATA_HOME=str(data)) as server:
+    with start_server(*models, models=(), **own_places(data)) as server:
         client = Client(server.url)
         assert client.get("/api/chats/options")["tools"] is None
         client.post(f"/api/chats/{chat}/messages", content="Again")  # tools are on in this stored chat
@@ -235,7 +236,7 @@ def test_a_server_that_was_not_told_offers_no_tools(
 
 
 def test_a_server_that_stops_refuses_what_waits(start_server: Any, models: list[str], folder: Path, data: Path) -> None:
-    variables = {"XDG_DATA_HOME": str(data)}
+    variables = own_places(data)
     with start_server(*models, "--page-tools", str(folder), models=(), **variables) as server:
         chat = Client(server.url).begin("Go", model="runner", parameters=WITH_TOOLS)
         asked(Client(server.url), chat)
@@ -256,7 +257,7 @@ server.run()
 
 def test_tools_of_mcp_servers_are_asked_for_too(start_server: Any, tmp_path: Path, folder: Path) -> None:
     pytest.importorskip("mcp")
-    config = tmp_path / "config" / "localllm"
+    config = tmp_path / "localllm"
     config.mkdir(parents=True)
     (tmp_path / "clock.py").write_text(SERVER, encoding="utf-8")
     command = {"command": sys.executable, "args": [str(tmp_path / "clock.py")]}
@@ -270,7 +271,7 @@ def test_tools_of_mcp_servers_are_asked_for_too(start_server: Any, tmp_path: Pat
     }
     model = write_scripted_model(tmp_path / "clocked.gguf", scripts)
     given = ("--model", str(model), "--page-tools", str(folder))
-    with start_server(*given, models=(), XDG_CONFIG_HOME=str(tmp_path / "config")) as server:
+    with start_server(*given, models=(), **own_places(tmp_path)) as server:
         client = Client(server.url)
         chat = client.begin("What time is it?", model="clocked", parameters=WITH_TOOLS)
         question = asked(client, chat)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.systems import use_own_places
+
 NOTES = """\
 # Ships
 
@@ -20,8 +22,7 @@ The museum is closed on Mondays.
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Documents, in their own home."""
-    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    use_own_places(tmp_path / "home", monkeypatch)
     found = tmp_path / "documents"
     (found / "code").mkdir(parents=True)
     (found / "notes.md").write_text(NOTES)

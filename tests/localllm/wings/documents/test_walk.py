@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from localllm.walk import found_files
+from tests.systems import needs_named_pipes
 
 RULES = (
     "*.log",
@@ -81,6 +82,7 @@ def test_an_ignored_folder_that_is_asked_for_by_name_is_read(tmp_path: Path) -> 
     assert names(tmp_path / "build" / "docs") == ["a.md", "b.log"]
 
 
+@needs_named_pipes
 def test_hostile_and_broken_rules_do_no_harm(tmp_path: Path) -> None:
     make(tmp_path, "a" * 250, "b.log", _="*a*a*a*a*a*a*a*b\nwrong\\\n*.log\n")
     (tmp_path / "pipe").mkdir()

@@ -34,6 +34,7 @@ from tests.localllm.wings.importing.tiny_models import (
     write_weights,
 )
 from tests.oracle import llama_oracle
+from tests.systems import use_own_places
 
 
 @pytest.mark.parametrize("name", sorted({**CONFIGS, **MORE, **HYBRIDS}))
@@ -339,7 +340,7 @@ def test_the_command_and_the_modelfile(
 ) -> None:
     made = folder()
     monkeypatch.setenv("LOCALLLM_MODEL_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     before = {path: path.read_bytes() for path in made.iterdir()}
     assert call(monkeypatch, "create", "first", "--from", str(made), "--quantize", "Q8_0") == 0
     recipe = tmp_path / "Modelfile"

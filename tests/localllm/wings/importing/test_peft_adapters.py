@@ -20,6 +20,7 @@ from localllm.wings.importing.convert import import_folder
 from models.native_runner import NativeRunner
 from tests.localllm.wings.importing.conftest import GOLDENS, quiet
 from tests.localllm.wings.importing.tiny_models import TOKENS, values_of, write_safetensors
+from tests.systems import use_own_places
 
 RANK, ALPHA = 6, 9.0
 Folder = Callable[..., Path]
@@ -149,7 +150,7 @@ def test_tensors_without_a_place_are_refused(folder: Folder, tmp_path: Path) -> 
 
 def test_create_adds_an_adapter(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALLLM_MODEL_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     model = folder("qwen3")
     import_folder(model, tmp_path / "base.gguf", None, quiet, quiet)
     adapter = write_adapter(model, tmp_path / "adapter")

@@ -1,6 +1,7 @@
 """Tools reach one folder, read hidden files only with approval, and change only what was shown."""
 
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.wings.tools.builtin import builtin_tools
 from localllm.wings.tools.command import pattern_of
 from localllm.wings.tools.journal import Journal
+from tests.systems import needs_commands, needs_named_pipes
 
 NEVER = threading.Event()
 
@@ -98,6 +100,7 @@ def test_reading_listing_and_searching(tools: Toolbox, home: Path) -> None:
     assert call(tools, "read_file", path="none") == "Error: none: No such file or directory"
 
 
+@needs_named_pipes
 def test_files_that_are_not_text_are_refused_without_waiting(tools: Toolbox, home: Path) -> None:
     os.mkfifo(home / "pipe")
     (home / "image").write_bytes(b"\xff\xfe\x00")
@@ -185,6 +188,7 @@ def _new_file(tools: Toolbox, path: str) -> Action:
     return tools.plan(ToolCall("edit_file", {"path": path, "old_text": "", "new_text": "x"}))
 
 
+@needs_commands
 def test_a_command_runs_in_the_folder_without_input_and_own_keys(
     tools: Toolbox, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +197,12 @@ def test_a_command_runs_in_the_folder_without_input_and_own_keys(
     assert said == f"{home}\nnone\nwrong\n\n[exit status 3]"
 
 
+def test_lines_of_a_command_end_alike_on_every_system(tools: Toolbox) -> None:
+    code = r"import sys; sys.stdout.buffer.write(b'one\r\ntwo\r\n')"
+    assert call(tools, "run_command", command=f'"{sys.executable}" -c "{code}"') == "one\ntwo\n\n[exit status 0]"
+
+
+@needs_commands
 def test_a_command_that_is_stopped_ends_with_all_that_it_started(tools: Toolbox, home: Path) -> None:
     stop = threading.Event()
     action = tools.plan(ToolCall("run_command", {"command": "(sleep 600 & echo $! > child); touch ready; sleep 600"}))
@@ -217,6 +227,7 @@ def test_a_command_that_is_stopped_ends_with_all_that_it_started(tools: Toolbox,
         pytest.fail("what the command started is alive")
 
 
+@needs_commands
 def test_long_results_keep_their_ends(tools: Toolbox) -> None:
     said = call(tools, "run_command", command="seq 1 100000")
     assert said.startswith("1\n2\n") and "100000\n" in said and "characters left out" in said

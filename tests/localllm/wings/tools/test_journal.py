@@ -1,7 +1,6 @@
 """File changes are undone exactly, even after kill -9 at any moment."""
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,13 +14,16 @@ from localllm.actions.folder import Folder
 from localllm.answer.tool_calls import ToolCall
 from localllm.wings.tools.editing import editing_tool
 from localllm.wings.tools.journal import Journal
+from tests.systems import KILL, KILLED
 
 NEVER = threading.Event()
 ROOT = Path(__file__).resolve().parents[4]
 
 # Edits a file and kills itself with kill -9 just before or after the named call.
-CHILD = """
-import os, signal, sys, threading
+CHILD = (
+    f"KILL = {KILL:d}"
+    + """
+import os, sys, threading
 from pathlib import Path
 from localllm.wings.tools import journal
 database, folder, path, module, name, when = sys.argv[1:]
@@ -31,14 +33,15 @@ def deadly(*arguments, **options):
     if module == "Path" and not str(arguments[0]).startswith(folder):  # the journal's own folder
         return original(*arguments, **options)
     if when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL)
     original(*arguments, **options)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), KILL)
 setattr(target, name, deadly)
 file = Path(folder) / path
 before = file.read_bytes() if file.exists() else None
 journal.Journal(Path(database), Path(folder), "chat 1").write(file, before, b"changed\\n")
 """
+)
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes | None]]:
@@ -111,7 +114,7 @@ def test_undo_after_kill_9(folder: Path, journal: Journal, path: str, module: st
     before = snapshot(folder)
     arguments = [str(journal.file), str(folder), path, module, name, when]
     child = subprocess.run([sys.executable, "-c", CHILD, *arguments], cwd=ROOT, check=False)
-    assert child.returncode == -signal.SIGKILL
+    assert child.returncode == KILLED
     assert take_back(journal) == (when == "after" and name != "mkdir")
     assert snapshot(folder) == before
 
@@ -120,14 +123,14 @@ def test_kill_9_while_a_change_is_taken_back(folder: Path, journal: Journal) -> 
     before = snapshot(folder)
     edit(folder, journal, "script.sh", "one", "two")
     child = f"""
-import os, signal, sys
+import os, sys
 from pathlib import Path
 from localllm.wings.tools.journal import Journal
 journal = Journal(Path({str(journal.file)!r}), Path({str(folder)!r}))
-os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+os.replace = lambda *_: os.kill(os.getpid(), {KILL:d})
 journal.undo(journal.newest())
 """
-    assert subprocess.run([sys.executable, "-c", child], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", child], cwd=ROOT, check=False).returncode == KILLED
     assert take_back(journal)
     assert snapshot(folder) == before
 

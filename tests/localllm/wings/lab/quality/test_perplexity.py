@@ -11,6 +11,7 @@ from localllm.errors import RequestError
 from localllm.wings.lab.quality.perplexity import divergence, perplexity, split_chunks
 from tests.fakes.fake_runner import FakeRunner
 from tests.oracle import llama_oracle
+from tests.systems import use_own_places
 
 VOCABULARY = 4
 
@@ -93,7 +94,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
     from localllm.cli.main import main
 
     def call(*arguments: str) -> int:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        use_own_places(tmp_path, monkeypatch)
         monkeypatch.setattr("sys.argv", ["localllm", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -26,6 +26,7 @@ from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadRepor
 from models.kv_layout import MAX_ROWS
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
+from tests.systems import use_own_places
 
 READ, INT8, FLOATS = 20e9, 200e9, 100e9
 LIMITS = Limits(*(MeasuredSpread(rate, rate, rate) for rate in (READ, INT8, FLOATS)))
@@ -34,7 +35,7 @@ HERE = KeptLimits("this", "avx2", 1, "2026-11-23", READ, INT8, FLOATS)
 
 @pytest.fixture(autouse=True)
 def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     monkeypatch.setattr(expected, "LEAST_READ", 0)
 
 

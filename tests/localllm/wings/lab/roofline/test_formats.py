@@ -19,13 +19,14 @@ from models.native_runner import NativeRunner
 from models.needs import native_needs
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
+from tests.systems import use_own_places
 
 HERE = KeptLimits("this", "avx2", 1, "2026-11-23", 20e9, 200e9, 100e9)
 
 
 @pytest.fixture(autouse=True)
 def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    use_own_places(tmp_path, monkeypatch)
     monkeypatch.setattr(expected, "LEAST_READ", 0)
 
 
