@@ -1,6 +1,9 @@
 """Prefill and decode of our engine, llama.cpp, OpenVINO GenAI and mistral.rs on one file, in turn; prints medians.
 
-    compare_peers.py MODEL.gguf --python PROGRAM [--threads 2,1] [--prefill 512] [--decode 48] [--rounds 3]
+    compare_peers.py MODEL.gguf --python PROGRAM [--threads 2,1] [--prefill 512] [--decode 48] [--minutes 12]
+
+Prints one table for all numbers of threads, with the machine and the versions. There are as many rounds as fit into the
+minutes, loading included, and at least one that counts; fewer threads get more of the time.
 
 --python names an interpreter with `openvino-genai` and `mistralrs` (wheels on PyPI); a peer that it lacks, or that
 cannot read the file, is named in the table with its reason. All stay loaded, each in its own process but for ours and
@@ -11,8 +14,10 @@ themselves. Figures are tokens per second.
 import argparse
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,11 +25,24 @@ from typing import Any
 from benchmarks.compare_llama_cpp import Ours, Subject
 from benchmarks.engine_tools import SETTLED_S, table
 from benchmarks.llama_peer import LlamaPeer
+from cpu_kernels.cores import processor_name, usable_cores
+from cpu_kernels.isa import ISA
 
 PEERS = {"OpenVINO GenAI": "openvino", "mistral.rs": "mistral.rs"}
 PAGE = 256
 Speeds = tuple[float, float]
 Measure = Callable[[int, int], Speeds]
+PACKAGES = ("llama_cpp_python", "openvino-genai", "mistralrs")
+# Prints the versions of the packages that its arguments name, a line each, empty for one that is missing.
+VERSIONS = """
+import sys
+from importlib.metadata import PackageNotFoundError, version
+for name in sys.argv[1:]:
+    try:
+        print(version(name))
+    except PackageNotFoundError:
+        print()
+"""
 
 
 def here(subject: Subject, prefill: int, decode: int) -> Speeds:
@@ -70,8 +88,9 @@ class PeerProcess:
         return found
 
 
-def rows(model: Path, python: str, threads: int, sizes: tuple[int, int], rounds: int) -> list[tuple[str, ...]]:
+def rows(model: Path, python: str, threads: int, sizes: tuple[int, int], seconds: float) -> list[tuple[str, ...]]:
     """A row for each system with a number of threads. sizes: tokens of the prompt and of the answer."""
+    ends = time.monotonic() + seconds
     context = -(-sum(sizes) // PAGE) * PAGE
     ours, llama = Ours(model, threads, context), LlamaPeer(model, threads, context, flash_attention=True)
     measures: dict[str, Measure] = {
@@ -85,9 +104,9 @@ def rows(model: Path, python: str, threads: int, sizes: tuple[int, int], rounds:
             peers.append(PeerProcess(python, argument, model, threads))
             measures[name] = peers[-1]
         except RuntimeError as error:
-            refused.append((name, str(threads), f"does not run: {error}"[:100], ""))
+            refused.append((name, str(threads), f"does not run: {error}"[:100], "", ""))
     try:
-        figures = measured(measures, sizes, rounds)
+        figures = measured(measures, sizes, ends)
     finally:
         ours.close()
         llama.close()
@@ -96,16 +115,30 @@ def rows(model: Path, python: str, threads: int, sizes: tuple[int, int], rounds:
     return [*((name, str(threads), *figures[name]) for name in figures), *refused]
 
 
-def measured(measures: dict[str, Measure], sizes: tuple[int, int], rounds: int) -> dict[str, tuple[str, str]]:
-    """Medians of prefill and decode of each system, which take turns; a first round does not count."""
+def measured(measures: dict[str, Measure], sizes: tuple[int, int], ends: float) -> dict[str, tuple[str, str, str]]:
+    """Medians of prefill and decode of each system, which take turns, and the rounds; a first one does not count.
+
+    ends: the time after which no round should last.
+    """
     found: dict[str, list[Speeds]] = {name: [] for name in measures}
-    for at in range(rounds + 1):
+    rounds, took = -1, 0.0
+    while rounds < 1 or time.monotonic() + took < ends:
+        began = time.monotonic()
         for name, measure in measures.items():
             time.sleep(SETTLED_S)
-            speeds = measure(*sizes)
-            if at:
-                found[name].append(speeds)
-    return {name: (_median(values, 0), _median(values, 1)) for name, values in found.items()}
+            found[name].append(measure(*sizes))
+        rounds, took = rounds + 1, time.monotonic() - began
+    return {name: (_median(values[1:], 0), _median(values[1:], 1), str(rounds)) for name, values in found.items()}
+
+
+def described(model: Path, python: str, sizes: tuple[int, int]) -> str:
+    """The model, the machine and the versions, in a line."""
+    found = []
+    for program, names in ((sys.executable, PACKAGES[:1]), (python, PACKAGES[1:])):
+        told = subprocess.run([program, "-c", VERSIONS, *names], capture_output=True, text=True, check=True).stdout
+        found += [f"{name} {version}" for name, version in zip(names, told.split("\n"), strict=False) if version]
+    machine = f"{processor_name()}, {usable_cores()} cores, {ISA.name}"
+    return f"{model.name}, {sizes[0]} tokens and {sizes[1]}, tok/s, {machine}, {date.today()}; {', '.join(found)}"
 
 
 def _median(values: Sequence[Speeds], at: int) -> str:
@@ -120,13 +153,16 @@ def main() -> None:
     parser.add_argument("--threads", default="2,1")
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--decode", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=12)
     arguments = parser.parse_args()
     sizes = arguments.prefill, arguments.decode
-    shown = []
-    for threads in map(int, arguments.threads.split(",")):
-        shown += rows(arguments.model, arguments.python, threads, sizes, arguments.rounds)
-    table(("system", "threads", "prefill", "decode"), shown)
+    counts = [int(count) for count in arguments.threads.split(",")]
+    ends, shown = time.monotonic() + 60 * arguments.minutes, []
+    for at, threads in enumerate(counts):
+        share = (1 / threads) / sum(1 / count for count in counts[at:])
+        shown += rows(arguments.model, arguments.python, threads, sizes, share * (ends - time.monotonic()))
+    sys.stdout.write(f"{described(arguments.model, arguments.python, sizes)}\n\n")
+    table(("system", "threads", "prefill", "decode", "rounds"), shown)
 
 
 if __name__ == "__main__":

@@ -65,10 +65,10 @@ class SemanticCache:
         )
 
     def find(
-        self, request: AnswerRequest, text: str, row: NDArray[np.float32], model: str
+        self, request: AnswerRequest, text: str, row: NDArray[np.float32], models: str
     ) -> tuple[Question, Hit | None]:
-        """The question, and a stored answer to it if there is one. model: identifies the one that answers. Blocks."""
-        question = Question(scope_of(request, f"{model} {self.model}"), text, row.astype(np.float32))
+        """The question, and a stored answer to it if there is one. models: identifies the two models. Blocks."""
+        question = Question(scope_of(request, models), text, row.astype(np.float32))
         found = self._store.nearest(question.scope, text, question.vector, self._settings.semantic_threshold)
         if found is None:
             return question, None
@@ -106,12 +106,12 @@ class SemanticCache:
         return text if is_first and request.sampling.get("temperature") == 0 else None
 
 
-def scope_of(request: AnswerRequest, model: str) -> str:
-    """A digest of all that the answer depends on, except the last message's words."""
+def scope_of(request: AnswerRequest, models: str) -> str:
+    """A digest of all that the answer depends on, except the last message's words. models: as for `find`."""
     *before, last = request.messages
     rest = {one.name: getattr(request, one.name) for one in fields(request) if one.name not in _OF_THE_QUEUE}
     others = {name: value for name, value in last.items() if name != "content"}
-    text = json.dumps([model, before, others, rest], sort_keys=True, default=repr, ensure_ascii=False)
+    text = json.dumps([models, before, others, rest], sort_keys=True, default=repr, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -357,17 +357,21 @@ class Service:
         if semantic is None or text is None:
             return None, None
         try:
-            models, entry = await self.find(name)
-            identity = await to_thread.run_sync(models.identity, entry)
+            identity = [plain(name), await self._identity(name), semantic.model, await self._identity(semantic.model)]
             async with self.lease_embedder(semantic.model) as lease:
                 embed = partial(lease.model.embed, [text], truncate=True, dimensions=None)
                 (row,), _ = await interruptible(embed)
-            question, hit = await to_thread.run_sync(semantic.find, requests[0], text, row, f"{plain(name)} {identity}")
+            question, hit = await to_thread.run_sync(semantic.find, requests[0], text, row, " ".join(identity))
         except LocalLLMError as error:
             log.warning("The semantic cache does not answer: %s", error)
             return None, None
         self.metrics.semantic.labels("miss" if hit is None else "hit").inc()
         return question, hit
+
+    async def _identity(self, name: str) -> str:
+        """What a model's answers or vectors depend on besides the request."""
+        models, entry = await self.find(name)
+        return await to_thread.run_sync(models.identity, entry)
 
     async def _submit(
         self, lease: Lease[ServedModel], prompts: Sequence[Prompt], choices: int

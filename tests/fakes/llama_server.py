@@ -44,9 +44,10 @@ def llama_server(model: Path, name: str, key: str, *arguments: str) -> Iterator[
 
 @contextlib.contextmanager
 def llama_program(model: Path, name: str, key: str, *arguments: str) -> Iterator[str]:
-    """Serve a file under a name with llama-server, and yield the address."""
+    """Serve a file under a name with llama-server, and yield the address. key: empty for none."""
     assert PROGRAM is not None
-    command = [PROGRAM, "--model", str(model), "--alias", name, "--api-key", key, "--offline", "--no-ui"]
+    command = [PROGRAM, "--model", str(model), "--alias", name, "--offline", "--no-ui"]
+    command += ["--api-key", key] if key else []
     with _running([*command, "--threads", "1", "--gpu-layers", "0", *arguments], key) as address:
         yield address
 

@@ -1,6 +1,7 @@
 """The semantic cache: which questions are one, what a server answers from its store, and how a threshold is chosen."""
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -255,3 +256,19 @@ def test_another_number_and_another_system_text_are_computed(http: httpx.Client)
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tell me a story about 2 cats."}]
     assert "x-semantic-cache" not in ask(http, "", messages=system).headers
     assert "x-semantic-cache" in ask(http, "Tell me a story about 2 cats.").headers
+
+
+def test_another_embedding_model_of_the_same_name_begins_anew(
+    start_server: StartServer, model_files: Path, tmp_path: Path
+) -> None:
+    """Vectors of two models cannot be compared, even if they have as many numbers."""
+    embedder, found = tmp_path / "embedder.gguf", []
+    flags = ("--semantic-cache", "embedder", "--model", str(embedder))
+    for source in (EMBEDDER, EMBEDDER, "stories260K-F32"):
+        shutil.copyfile(model_files / f"{source}.gguf", embedder)
+        with (
+            start_server(*flags, models=(), XDG_CACHE_HOME=str(tmp_path / "cache")) as server,
+            httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client,
+        ):
+            found.append("x-semantic-cache" in ask(client, "Tell me a story about an owl.").headers)
+    assert found == [False, True, False]

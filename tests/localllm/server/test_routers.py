@@ -1,4 +1,4 @@
-"""The routers of docs/routers in front of two of our servers. TEST_ROUTERS: a virtual environment with both."""
+"""The routers of docs/routers in front of two servers, ours or llama-server. TEST_ROUTERS: a folder that has both."""
 
 import contextlib
 import os
@@ -6,13 +6,15 @@ import re
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.fakes.llama_server import llama_program, needs_program
 from tests.fakes.ports import free_port
 from tests.localllm.server.conftest import MODEL, Server, StartServer
 from tests.waiting import PATIENCE_S, eventually
@@ -33,10 +35,43 @@ def programs() -> Path:
     return Path(os.environ["TEST_ROUTERS"]).resolve() / "bin"
 
 
-@pytest.fixture
-def two(start_server: StartServer) -> Iterator[tuple[Server, Server]]:
-    with start_server(models=(MODEL,)) as first, start_server(models=(MODEL,)) as second:
-        yield first, second
+TOKENS = 2
+"""What each answer has."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A server behind a router. tokens: the name of its count of generated tokens in /metrics."""
+
+    url: str
+    stop: Callable[[], None]
+    tokens: str
+
+    def answered(self) -> int:
+        """How many chats it has answered."""
+        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        found = re.search(rf"^{self.tokens}(?:\{{.*\}})? ([\d.]+)$", text, re.MULTILINE)
+        return int(float(found[1])) // TOKENS if found else 0
+
+
+@pytest.fixture(params=["localllm", pytest.param("llama-server", marks=needs_program)])
+def two(request: pytest.FixtureRequest, start_server: StartServer, model_files: Path) -> Iterator[list[Behind]]:
+    with contextlib.ExitStack() as running, contextlib.ExitStack() as other:
+        yield [_behind(request.param, stack, start_server, model_files) for stack in (running, other)]
+
+
+def _behind(kind: str, running: contextlib.ExitStack, start_server: StartServer, model_files: Path) -> Behind:
+    if kind == "localllm":
+        server: Server = running.enter_context(start_server(models=(MODEL,)))
+
+        def stop() -> None:
+            server.process.kill()
+            server.process.wait()
+
+        return Behind(server.url, stop, "localllm_generated_tokens_total")
+    arguments = ("--metrics", "--parallel", "2", "--ctx-size", "1024")
+    address = running.enter_context(llama_program(model_files / f"{MODEL}.gguf", MODEL, "", *arguments))
+    return Behind(address, running.close, "llamacpp:tokens_predicted_total")
 
 
 @contextlib.contextmanager
@@ -75,22 +110,15 @@ def running(command: list[str], url: str, home: Path, **variables: str) -> Itera
 
 
 def ask(http: httpx.Client, url: str, model: str, text: str) -> dict[str, Any]:
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 2, "temperature": 0}
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": TOKENS, "temperature": 0}
     answer = http.post(f"{url}/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
 
 
-def answered(server: Server) -> int:
-    """How many chats a server has answered."""
-    text = httpx.get(f"{server.url}/metrics", trust_env=False).text
-    found = re.search(r'localllm_requests_total\{route="/v1/chat/completions",status="200"\} (\d+)', text)
-    return int(found[1]) if found else 0
-
-
 def test_a_cache_aware_router_keeps_conversations_where_their_prefix_is(
-    programs: Path, two: tuple[Server, Server], tmp_path: Path
+    programs: Path, two: list[Behind], tmp_path: Path
 ) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -106,22 +134,20 @@ def test_a_cache_aware_router_keeps_conversations_where_their_prefix_is(
         healthy = lambda: http.get(f"{url}/workers").text.count('"is_healthy":true')  # noqa: E731
         eventually(lambda: healthy() == 2, "the router does not know both servers")
         for story in TALES.values():
-            before = [answered(server) for server in two]
+            before = [server.answered() for server in two]
             usages = [ask(http, url, MODEL, f"{story} {turn}")["usage"] for turn in range(4)]
-            grown = [answered(server) - count for server, count in zip(two, before, strict=True)]
+            grown = [server.answered() - count for server, count in zip(two, before, strict=True)]
             assert sorted(grown) == [0, 4]
             tokens, cached = (usages[-1][name] for name in ("prompt_tokens", "prompt_tokens_details"))
             assert cached["cached_tokens"] > tokens // 2
-        gone = two[0] if answered(two[0]) else two[1]
-        gone.process.kill()
-        gone.process.wait()
+        (two[0] if two[0].answered() else two[1]).stop()
         # Until a health check fails, requests for the missing server get a 500.
         eventually(lambda: healthy() == 1, "the router does not notice that a server is gone")
         for story in TALES.values():
-            assert ask(http, url, MODEL, f"{story} again")["usage"]["completion_tokens"] == 2
+            assert ask(http, url, MODEL, f"{story} again")["usage"]["completion_tokens"] == TOKENS
 
 
-def test_litellm_retries_and_falls_back(programs: Path, two: tuple[Server, Server], tmp_path: Path) -> None:
+def test_litellm_retries_and_falls_back(programs: Path, two: list[Behind], tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     first, second = two
@@ -139,8 +165,7 @@ def test_litellm_retries_and_falls_back(programs: Path, two: tuple[Server, Serve
         http.headers["Authorization"] = f"Bearer {variables['LITELLM_MASTER_KEY']}"
         assert {row["id"] for row in http.get(f"{url}/v1/models").json()["data"]} == {"smart", "small"}
         for text in TALES:
-            assert ask(http, url, "smart", text)["usage"]["completion_tokens"] == 2
-        first.process.kill()
-        first.process.wait()
+            assert ask(http, url, "smart", text)["usage"]["completion_tokens"] == TOKENS
+        first.stop()
         for text in TALES:
-            assert ask(http, url, "smart", text)["usage"]["completion_tokens"] == 2
+            assert ask(http, url, "smart", text)["usage"]["completion_tokens"] == TOKENS
