@@ -43,6 +43,8 @@ class ImageSizes:
     layers: int
     # Whether there is a projector, see reading_images.
     are_read: bool = False
+    # The most rows of an image that see each other, and are computed in one step.
+    together: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,15 +164,15 @@ def read_config(file: ModelFile) -> ModelConfig:
     )
 
 
-def reading_images(file: ModelFile, config: ModelConfig) -> ModelConfig:
-    """The configuration of a model beside a projector.
+def reading_images(file: ModelFile, config: ModelConfig, together: int = 0) -> ModelConfig:
+    """The configuration of a model beside a projector. together: see ImageSizes.
 
     Raises UnsupportedModelError for one whose images the native engine does not compute.
     """
     parallel = config.per_layer.streams > 1
     if config.attention.latents or parallel:
         raise refusal(file, f"{file.architecture} has {'parallel streams' if parallel else 'latents'}, and images")
-    return replace(config, images=replace(config.images, are_read=True))
+    return replace(config, images=replace(config.images, are_read=True, together=together))
 
 
 def _vocabulary(file: ModelFile) -> int:

@@ -12,7 +12,7 @@ from models.sizes.convolution import ConvolutionSizes
 KVTypes = tuple[KVType, KVType]
 """The types in which keys and values are stored."""
 MAX_ROWS = 512
-"""The most rows of a step of the native engine, which window layers keep besides the window."""
+"""The most rows of a step of the native engine, but for images whose rows see each other."""
 LEAST_SLOTS = 4
 _MOST_SLOTS = 256
 # Slots may take one _SHARE-th of the KV budget.
@@ -41,11 +41,12 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
 class WindowLayers:
     """The layers whose keys and values are only kept as long as a later token may see them.
 
-    layers: their numbers. window: tokens that a row sees of them, up to and including its own.
+    layers: their numbers. window: tokens that a row sees of them, its own included. rows: the most of a step.
     """
 
     layers: frozenset[int]
     window: int
+    rows: int
 
     @property
     def kept(self) -> int:
@@ -53,7 +54,12 @@ class WindowLayers:
 
         A multiple of a page.
         """
-        return -(-self.window // PAGE_TOKENS) * PAGE_TOKENS + MAX_ROWS + 3 * PAGE_TOKENS
+        return -(-self.window // PAGE_TOKENS) * PAGE_TOKENS + self.rows + 3 * PAGE_TOKENS
+
+
+def most_rows(config: ModelConfig) -> int:
+    """The most rows of a step, those of an image whose rows see each other included."""
+    return max(MAX_ROWS, config.images.together)
 
 
 def window_layers(config: ModelConfig, architecture: Architecture) -> WindowLayers | None:
@@ -67,7 +73,7 @@ def window_layers(config: ModelConfig, architecture: Architecture) -> WindowLaye
     for layer, source in enumerate(config.attention.kv_layers):
         reads.setdefault(source, []).append(architecture.window(config, layer) if config.attends[layer] else 0)
     slides = {layer: max(widths) for layer, widths in reads.items() if min(widths) > 0 and config.stores(layer)}
-    found = WindowLayers(frozenset(slides), max(slides.values(), default=0))
+    found = WindowLayers(frozenset(slides), max(slides.values(), default=0), most_rows(config))
     return found if slides and found.kept < config.context else None
 
 

@@ -30,7 +30,7 @@ from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.eagle_head import choose_drafts, drafting_layer, layers_read
 from models.errors import refusal
-from models.kv_layout import MAX_ROWS, stored_types, window_layers
+from models.kv_layout import MAX_ROWS, most_rows, stored_types, window_layers
 from models.kv_pages import PageStore, Sequence
 from models.layers.rope import Ropes
 from models.packed_file import PackedWeights
@@ -107,6 +107,7 @@ class NativeRunner:
             window_pages=self._store.window_share,
             stores_images=True,
         )
+        self._most_rows = most_rows(config)
         self._team = ThreadTeam(usable_threads(threads))
         try:
             self._load(file, architecture, context or config.context, chosen, progress, ready, adapters)
@@ -132,7 +133,7 @@ class NativeRunner:
         builder = ProgramBuilder()
         loader = WeightLoader(file, self._team, builder, progress, ready)
         adapters = Adapters(loaded, config, builder) if loaded else None
-        recording = Recording(builder, loader, config, architecture, MAX_ROWS, self._team.threads, adapters)
+        recording = Recording(builder, loader, config, architecture, self._most_rows, self._team.threads, adapters)
         self._ropes = Ropes(recording, context)
         recorder = DecoderRecorder(recording, self._store, self._ropes, read)
         self._image_parts = 1 + config.images.layers if config.images.are_read else 0
@@ -150,7 +151,7 @@ class NativeRunner:
         self.closing: list[Callable[[], None]] = []
         """Callbacks for `close`, called before the weights are released."""
         self._inputs = recorder.inputs
-        self._steps = Steps(builder, self._team, config, MAX_ROWS, progress, adapters)
+        self._steps = Steps(builder, self._team, config, self._most_rows, progress, adapters)
         self._states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
         self._reserve_logits(1)
@@ -280,15 +281,15 @@ class NativeRunner:
     def append_image(self, sequence: int, image: ImageRows, position: int) -> None:
         """See localllm.engine.runner.SeesImages. An image takes no part in drafts.
 
-        Raises ValueError, before anything is changed, for rows of another width, for more than MAX_ROWS that see each
-        other, and if pages run out.
+        Raises ValueError, before anything is changed, for rows of another width, for more that see each other
+        than the projector's images may have, and if pages run out.
         """
         target, count = self._sequences[sequence], len(image.ids)
         width, parts = self._config.embedding, self._image_parts
         if not parts or image.embeddings.shape != (count, parts * width) or not count:
             raise ValueError(f"embeddings of shape {image.embeddings.shape} are not rows of {parts} x {width} numbers")
-        if image.sees_all and count > MAX_ROWS:
-            raise ValueError(f"{count} rows see each other, more than {MAX_ROWS}")
+        if image.sees_all and count > self._most_rows:
+            raise ValueError(f"{count} rows see each other, more than {self._most_rows}")
         if (image.grid is None) is bool(self._config.rope.sections):
             raise ValueError("the image has positions of another kind than this model's")
         start = target.length
@@ -297,8 +298,8 @@ class NativeRunner:
         if self._store.reusable(target, start) < start:
             raise ValueError(f"a sequence of {start} tokens has lost the window before its end")
         self._latest.clear()
-        for at in range(0, count, MAX_ROWS):
-            stop = min(at + MAX_ROWS, count)
+        for at in range(0, count, self._most_rows):
+            stop = min(at + self._most_rows, count)
             if self._store.delta:
                 self._store.delta.begin(1)
             computed = self._store.computed(target)
@@ -315,7 +316,7 @@ class NativeRunner:
     def _compute_image(
         self, sequence: Sequence, start: int, image: ImageRows, position: int, first: int, stop: int
     ) -> None:
-        """Compute rows first..stop-1, at most MAX_ROWS, of an image in a sequence, whose pages exist.
+        """Compute rows first..stop-1, no more than of a step, of an image in a sequence, whose pages exist.
 
         start, position: of the image in the sequence.
         """
@@ -354,8 +355,8 @@ class NativeRunner:
                 if image is None:
                     self._compute_again([(sequence, first, end)], images.position(first) - first)
                     continue
-                for row in range(first, end, MAX_ROWS):
-                    rows = row - at, min(row + MAX_ROWS, end) - at
+                for row in range(first, end, self._most_rows):
+                    rows = row - at, min(row + self._most_rows, end) - at
                     self._compute_image(sequence, at, image, images.position(at), *rows)
             if self._store.delta:
                 self._store.computed_of(sequence, stop)  # its state is needed from now on

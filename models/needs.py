@@ -30,7 +30,7 @@ from models.decoder import DecoderRecorder
 from models.drafting_layer import MAX_ROWS as DRAFTING_ROWS
 from models.eagle_head import choose_drafts, drafting_layer, layers_read
 from models.errors import UnsupportedModelError
-from models.kv_layout import MAX_ROWS, state_bytes, stored_types, window_layers, window_page_bytes
+from models.kv_layout import most_rows, state_bytes, stored_types, window_layers, window_page_bytes
 from models.kv_pages import PageStore
 from models.layers.rope import Ropes
 from models.pooling_head import PoolingHead
@@ -39,7 +39,7 @@ from models.registry import TEXT_ENCODERS, find_architecture
 from models.self_drafts import SelfDrafts
 from models.steps import step_fields, usable_threads
 from models.text_encoder import encoder_store, rows_of_a_pass, stored_bytes
-from models.weights import Packing, WeightLoader
+from models.weights import Packing, WeightLoader, padded
 
 _PACKED = int(Op.ARGUMENTS) + indices_of(Product).packed
 _FORMS = {
@@ -55,7 +55,7 @@ class Needs:
     """Bytes of main memory that a model takes."""
 
     weights: int  # as they are stored in memory, which for the native engine is packed
-    buffers: int  # everything else of fixed size, all of it used by a prompt of MAX_ROWS tokens
+    buffers: int  # everything else of fixed size, all of it used by a step of the most rows
     kv_per_token: int = 0  # keys, values and states of a stored token; without layers of which only the window is kept
     window_per_token: int = 0  # keys and values of those layers, for each of
     window_tokens: int = 0  # the most tokens that a sequence keeps of them
@@ -105,7 +105,7 @@ class NativeNeeds(Needs):
         return state_bytes(self.config, kv_bytes)
 
 
-_Key = tuple[tuple[str, str], int, bool | Path, tuple[FileState, ...], bool]
+_Key = tuple[tuple[str, str], int, bool | Path, tuple[FileState, ...], int | None]
 _KNOWN: WeakKeyDictionary[ModelFile, dict[_Key, NativeNeeds]] = WeakKeyDictionary()
 
 
@@ -115,21 +115,22 @@ def native_needs(
     threads: int | None = None,
     drafts: bool | ModelFile = True,
     adapters: Sequence[Adapter] = (),
-    images: bool = False,
+    together: int | None = None,
 ) -> NativeNeeds:
     """What NativeRunner would allocate with these KV types and number of threads (None: its default).
 
-    drafts, adapters: as for NativeRunner; `row` and `logits` include neither. images: whether there is a projector.
+    drafts, adapters: as for NativeRunner; `row` and `logits` include neither. together: the most rows of an
+    image that see each other; None without a projector.
     Results are cached per open file and arguments. Raises UnsupportedModelError for what NativeRunner would refuse,
     ModelFileError for incomplete metadata.
     """
     count = usable_threads(threads)
     files = tuple(state for adapter in adapters for state in adapter.file.states)
     known = _KNOWN.setdefault(file, {})
-    key = kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts, files, images
+    key = kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts, files, together
     if key not in known:
         with addressable(file):
-            known[key] = _recorded_needs(file, kv_types, count, drafts, adapters, images)
+            known[key] = _recorded_needs(file, kv_types, count, drafts, adapters, together)
     return known[key]
 
 
@@ -151,25 +152,28 @@ def _recorded_needs(
     count: int,
     drafts: bool | ModelFile,
     loaded: Sequence[Adapter],
-    images: bool,
+    together: int | None,
 ) -> NativeNeeds:
     architecture, config = find_architecture(file.architecture), read_config(file)
-    if images:
-        config = reading_images(file, config)
+    if together is not None:
+        config = reading_images(file, config, together)
+    rows = most_rows(config)
     builder = ProgramBuilder()
     loader = HeaderLoader(file, builder)
     types, windows = stored_types(config, kv_types), window_layers(config, architecture)
     store = PageStore(config, 0, types, windows)
     adapters = Adapters(loaded, config, builder, reads=False) if loaded else None
-    recording = Recording(builder, loader, config, architecture, MAX_ROWS, count, adapters)
+    recording = Recording(builder, loader, config, architecture, rows, count, adapters)
     ropes = Ropes(recording, config.context)
     chosen = choose_drafts(file, config, architecture, drafts)
     read = layers_read(chosen, config)
     logits = DecoderRecorder(recording, store, ropes, read).record()
-    step_fields(builder, config, MAX_ROWS, count, adapters)
+    step_fields(builder, config, rows, count, adapters)
     row, last = row_products(builder.operations, recording.matrices_of_row.__getitem__)
     of_adapters = adapters.bytes if adapters else 0
-    beside = adapters.peak_bytes(MAX_ROWS) if adapters else 0
+    beside = adapters.peak_bytes(rows) if adapters else 0
+    if together is not None:
+        beside += 4 * rows * (1 + config.images.layers) * padded(config.embedding)  # an image's rows in a step
     if chosen:
         layer = drafting_layer(chosen, config, architecture, loader, store.types, count)
         step_fields(layer.builder, layer.config, DRAFTING_ROWS, count)

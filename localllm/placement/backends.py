@@ -191,9 +191,9 @@ def _placed_natively(
     from models.needs import native_needs
 
     types, projector = native_kv_types(file, settings), projector_of(file, settings)
-    drafts, sees = native_drafts(settings, draft), projector is not None
+    drafts, together = native_drafts(settings, draft), _rows_together(projector)
     with open_adapters(settings, file) as adapters:
-        needs = native_needs(file, types, settings.threads, drafts, adapters, images=sees)
+        needs = native_needs(file, types, settings.threads, drafts, adapters, together)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
         budget = needs.kv(kv_tokens)
@@ -226,6 +226,16 @@ def _placed_natively(
         draft=beside,
         needs=needs,
     )
+
+
+def _rows_together(projector: Path | None) -> int | None:
+    """The most rows of a picture that see each other; None without a projector. Raises as _projector_bytes does."""
+    from models.vision.encoder import rows_together
+
+    if projector is None:
+        return None
+    with open_model(projector) as file:
+        return rows_together(file)
 
 
 def _projector_bytes(path: Path, settings: Settings) -> int:
@@ -390,7 +400,7 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
     try:
         types, drafts = native_kv_types(file, settings), native_drafts(settings, draft)
         with open_adapters(settings, file) as adapters:
-            native_needs(file, types, settings.threads, drafts, adapters, images=projector is not None)
+            native_needs(file, types, settings.threads, drafts, adapters, _rows_together(projector))
         if projector is not None:
             _projector_bytes(projector, settings)
     except UnsupportedModelError as error:

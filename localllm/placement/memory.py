@@ -124,7 +124,7 @@ def memory_of(
     from models.errors import UnsupportedModelError
     from models.needs import Needs, encoder_needs, native_needs
     from models.registry import ARCHITECTURES, TEXT_ENCODERS
-    from models.vision.encoder import vision_needs
+    from models.vision.encoder import rows_together, vision_needs
 
     layers = file.metadata.get(f"{file.architecture}.block_count")
     if not isinstance(layers, int) or not layers:
@@ -133,11 +133,11 @@ def memory_of(
     with suppress(ModelFileError, UnsupportedModelError):  # only llama.cpp accepts the architecture or the header
         if file.architecture in TEXT_ENCODERS and file.architecture not in ARCHITECTURES:
             return encoder_needs(file)
-        needs = native_needs(file, kv_types, images=projector is not None)
         if projector is None:
-            return needs
+            return native_needs(file, kv_types)
         with open_model(projector) as other:
-            seen = vision_needs(other)
+            seen, together = vision_needs(other), rows_together(other)
+        needs = native_needs(file, kv_types, together=together)
         return replace(needs, buffers=needs.buffers + seen.weights + seen.buffers)
     options = LlamaOptions(context_tokens=_ESTIMATED_TOKENS, type_k=kv_types[0], type_v=kv_types[1])
     sizes = Estimate(FileSizes(file), options, ()).in_main_memory()

@@ -121,6 +121,11 @@ def header_layout(file: ModelFile) -> Callable[..., ImageLayout]:
     return partial(_layout, _family_of(file))
 
 
+def rows_together(file: ModelFile) -> int:
+    """The most rows of a picture that see each other, from a projector's header. Raises as open_encoder does."""
+    return _family_of(file).together
+
+
 def vision_needs(file: ModelFile, threads: int | None = None) -> Needs:
     """What an image encoder takes, from its header alone; the buffers include the largest picture's.
 

@@ -71,11 +71,13 @@ class Passes:
 class EncoderFamily(ABC):
     """An image encoder of one projector type, read from a file's header.
 
-    width: values of a row that it makes. longest, longest_head, slot_sizes: see models.steps.StepSizes. pass_rows: of a
-    pass. picture_bytes: of arrays that a picture of the largest size takes while it is encoded, beside the program's.
+    width: values of a row that it makes. together: the most rows that see each other. longest, longest_head,
+    slot_sizes: see models.steps.StepSizes. pass_rows: of a pass. picture_bytes: of arrays that a picture of the largest
+    size takes while it is encoded, beside the program's.
     """
 
     width: int
+    together: int = 0
     longest: int
     pass_rows: int
     picture_bytes: int

@@ -30,6 +30,8 @@ PROJECTION = "mm.input_projection.weight"
 class Gemma4Unified(EncoderFamily):
     """See models.vision.family.EncoderFamily."""
 
+    together = MOST_TOKENS
+
     def __init__(self, file: ModelFile) -> None:
         self.config = config = read_vision_config(file, merge=3)
         self._patch = config.patch * config.merge

@@ -47,6 +47,7 @@ class Gemma4(EncoderFamily):
         self.config = config = replace(config, activation="gelu" if config.activation == "quick" else config.activation)
         self._positions = table_positions(file, config.width)
         self.width = projection_width(file, config.width)
+        self.together = 0 if self.width in _CAUSAL_WIDTHS else MOST_TOKENS
         patches = MOST_TOKENS * config.merge**2
         style = Style(rms=True, order=halves_order(2, heads_of(config)), value_norms=True, scale=1.0)
         self._tower = tower = Tower(file, config, patches, style)
@@ -58,7 +59,7 @@ class Gemma4(EncoderFamily):
     def layout(self, source: Size, budget: Budget) -> ImageLayout:
         config = self.config
         unit, longest = config.patch * config.merge, self._positions * config.patch
-        return filled_layout(source, budget, unit, longest, sees_all=self.width not in _CAUSAL_WIDTHS)
+        return filled_layout(source, budget, unit, longest, sees_all=self.together > 0)
 
     def record(self, loader: WeightLoader, recording: VisionRecording) -> None:
         width = self.config.width

@@ -9,7 +9,6 @@ from gguf_io.media import Size
 from gguf_io.pictures import Budget, Picture
 from gguf_io.runner_info import LoadProgress
 from gguf_io.sounds import Samples
-from models.kv_layout import MAX_ROWS
 from models.vision.encoder import open_encoder
 from models.vision.gemma4ua import Gemma4Sound
 from models.vision.layout import ImageLayout, PictureSizeError, RowRun
@@ -100,14 +99,10 @@ class NativeProjector:
             )
 
     def _layout(self, size: Size, budget: Budget) -> ImageLayout:
-        """A picture's layout; one whose rows see each other takes at most as many as a step computes."""
         try:
-            layout = self._encoder.layout(*size, budget)
-            if max((run.count for run in layout.runs if run.sees_all), default=0) > MAX_ROWS:
-                layout = self._encoder.layout(*size, Budget(most_tokens=MAX_ROWS))
+            return self._encoder.layout(*size, budget)
         except PictureSizeError as error:
             raise PictureError(error.message) from error
-        return layout
 
     def close(self) -> None:
         """Free the encoder. Idempotent."""

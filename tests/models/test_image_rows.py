@@ -33,9 +33,14 @@ class Case:
     parts: int = 1
 
     @property
+    def together(self) -> int:
+        """The most rows that see each other."""
+        return max(self.rows) if self.sees_all else 0
+
+    @property
     def written(self) -> Synthetic:
         """The model; llama.cpp does not add parts to the last layer."""
-        model = MODELS[self.model]
+        model = replace(MODELS[self.model], context=2048)
         return replace(model, extra={**model.extra, "n_deepstack_layers": self.parts - 1}) if self.parts > 1 else model
 
 
@@ -45,6 +50,8 @@ CASES = (
     Case("gemma3", (700, 40)),
     Case("gemma4", (25,)),
     Case("gemma4-odd", (70, 16), sees_all=True),
+    Case("gemma4-odd", (1120, 16), sees_all=True),
+    Case("gemma3", (700, 40), sees_all=True),
     Case("granite", (20,)),
     Case("qwen2vl", (24, 12), columns=6),
     Case("qwen3vl", (24, 600), columns=4, parts=2),
@@ -80,12 +87,12 @@ def spans_of(pieces: ImagePieces) -> ImageSpans:
     return ImageSpans([one for piece in pieces for one in (piece.ids if isinstance(piece, ImageRows) else piece)], rows)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case.model}-{case.rows[0]}")
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case.model}-{case.rows[0]}{case.sees_all or ''}")
 def loaded(request, tmp_path_factory) -> Iterator[tuple[Case, Path, NativeRunner]]:
     case = request.param
     path = write(case.written, tmp_path_factory.mktemp("images") / "model.gguf")
     with open_model(path) as file:
-        runner = NativeRunner(file, kv_bytes=64 << 20, config=reading_images(file, read_config(file)))
+        runner = NativeRunner(file, kv_bytes=64 << 20, config=reading_images(file, read_config(file), case.together))
     yield case, path, runner
     runner.close()
 
@@ -96,7 +103,7 @@ def test_logits_after_images_equal_llama_cpps(loaded):
     case, path, runner = loaded
     pieces = pieces_of(case, MODELS[case.model])
     options = LlamaOptions(
-        context_tokens=2048, max_sequences=1, gpu_layers=0, threads=1, type_k="f32", type_v="f32", batch_rows=1024
+        context_tokens=2048, max_sequences=1, gpu_layers=0, threads=1, type_k="f32", type_v="f32", batch_rows=1152
     )
     with open_model(path) as file:
         llama = LlamaCppRunner(file, options)
@@ -134,7 +141,7 @@ def test_bits_do_not_depend_on_how_a_sequence_came_about(loaded):
     # On more threads, in a runner of its own.
     with open_model(path) as file:
         threads = runner._team.threads % 2 + 1
-        config = reading_images(file, read_config(file))
+        config = reading_images(file, read_config(file), case.together)
         other = NativeRunner(file, kv_bytes=64 << 20, config=config, threads=threads)
     try:
         np.testing.assert_array_equal(append(other, other.create_sequence(), pieces, wanted=True)[-1], expected)
@@ -156,8 +163,9 @@ def test_rows_that_cannot_be_appended_change_nothing(loaded):
     ):
         with pytest.raises(ValueError, match=message):
             runner.append_image(sequence, wrong, 0)
-    many = ImageRows(tuple(range(513)), np.zeros((513, rows.embeddings.shape[1]), np.float32), True)
-    with pytest.raises(ValueError, match="513 rows see each other"):
+    count = max(512, case.together) + 1
+    many = ImageRows(tuple(range(count)), np.zeros((count, rows.embeddings.shape[1]), np.float32), True)
+    with pytest.raises(ValueError, match=f"{count} rows see each other"):
         runner.append_image(sequence, many, 0)
     assert runner.sequence_length(sequence) == 0
     runner.check_integrity({*runner._sequences})

@@ -55,7 +55,7 @@ def backend_and_projector(request: pytest.FixtureRequest, tmp_path_factory: pyte
 def opened(path: Path, backend: str, projector: Path, cells: int = 512) -> AnyRunner:
     if backend == "native":
         with open_model(path) as model, open_model(projector) as file:
-            needs = native_needs(model, images=True)
+            needs = native_needs(model, together=0)
             runner = NativeRunner(model, kv_bytes=cells * needs.kv_per_token, threads=1, config=needs.config)
             runner.projector = NativeProjector(file, threads=1, context=512)
             return runner

@@ -14,7 +14,7 @@ from gguf_io.errors import LocalLLMError, ModelFileError, PictureError
 from gguf_io.interruption import CHECKPOINT
 from gguf_io.pictures import Budget
 from models.errors import UnsupportedModelError
-from models.vision.encoder import FAMILIES, ImageEncoder, header_layout, open_encoder, vision_needs
+from models.vision.encoder import FAMILIES, ImageEncoder, header_layout, open_encoder, rows_together, vision_needs
 from models.vision.layout import PictureSizeError
 from tests.gguf_files import copying, finish
 from tests.gpu_offload.projector_files import write_qwen2vl
@@ -357,6 +357,7 @@ def test_gemma_4_sees_all_rows_of_a_picture_unless_the_model_is_small(tmp_path) 
         path = write_vision(tmp_path / f"{text}.gguf", "gemma4v", text=text)
         with open_model(path) as file:
             assert [run.sees_all for run in header_layout(file)(640, 480).runs] == [sees_all]
+            assert rows_together(file) == (1120 if sees_all else 0)
 
 
 def test_pixtral_keeps_a_budget_with_the_rows_after_lines(tmp_path) -> None:
