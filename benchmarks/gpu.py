@@ -1,6 +1,6 @@
 """Measures all about a GPU in one run, what matters most in the first four minutes.
 
-    gpu.py MODEL.gguf [MODEL.gguf ...] [--output gpu-report.md] [--minutes 4] [--only steps,prefix,...]
+    gpu.py MODEL.gguf [MODEL.gguf ...] [--output gpu-report.md] [--minutes 4] [--only steps,prefix,...] [--without-gpu]
 
 Every section of each model runs in a process of its own, so that one that fails or hangs does not stop the others.
 Their order is that of the report; `install` and `together` run once, for all models. A small model that comes first
@@ -22,8 +22,8 @@ makes a short run useful. Eight minutes are enough for everything.
 - overhead: what our engine costs above llama.cpp's own functions, with all layers on the GPUs (overhead.py).
 - cpu: the native engine and llama.cpp on 1, 2, 4, 8 and 16 threads (compare_llama_cpp.py).
 
-Without a GPU the sections run with no layers on one. The output also goes to --output as it appears. A section that
-does not fit into --minutes is skipped, and the report says so.
+Where llama.cpp sees no GPU, only --without-gpu measures, with no layers on one. The output also goes to --output as it
+appears. A section that does not fit into --minutes is skipped, and the report says so.
 """
 
 import argparse
@@ -472,10 +472,14 @@ def run_section(name: str, paths: list[Path], seconds: float, tell: Callable[[st
         end = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
         end.start()
         assert process.stdout is not None
-        for line in process.stdout:
-            tell(line)
-        code = process.wait()
-        end.cancel()
+        try:
+            for line in process.stdout:
+                tell(line)
+            code = process.wait()
+        finally:
+            end.cancel()
+            if process.poll() is None:  # this program was interrupted or terminated
+                os.killpg(process.pid, signal.SIGKILL)
     took = time.monotonic() - began
     tell(f"({took:.0f} s{'' if code == 0 else f'; FAILED with exit code {code}'})\n")
 
@@ -487,11 +491,25 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("gpu-report.md"))
     parser.add_argument("--minutes", type=float, default=4.0, help="no section runs on after these")
     parser.add_argument("--only", default=",".join(SECTIONS), help="sections, separated by commas")
+    parser.add_argument("--without-gpu", action="store_true", help="measure on the processor if there is no GPU")
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.section:
         SECTIONS[arguments.section](*arguments.models)
         return
+    sections = arguments.only.split(",")
+    for path in arguments.models:
+        if not path.is_file():
+            parser.error(f"{path} is not a file")
+    if unknown := [name for name in sections if name not in SECTIONS]:
+        parser.error(f"there is no section {unknown[0]!r}; choose from {', '.join(SECTIONS)}")
+    devices = gpus()
+    if not devices and not arguments.without_gpu:
+        parser.error(
+            "llama.cpp sees no GPU here. If there is one, `localllm gpu install` installs the build for it; "
+            "--without-gpu measures on the processor"
+        )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     deadline = time.monotonic() + 60 * arguments.minutes
     with arguments.output.open("w", encoding="utf-8") as report:
 
@@ -500,10 +518,10 @@ def main() -> None:
                 stream.write(text)
                 stream.flush()
 
-        found = ", ".join(f"{gpu.name} {gpu.description}, {gpu.free_bytes // MIB:,} MiB free" for gpu in gpus())
+        found = ", ".join(f"{gpu.name} {gpu.description}, {gpu.free_bytes // MIB:,} MiB free" for gpu in devices)
         tell(f"GPUs: {found or 'none'}. {usable_processors()} processors, load {os.getloadavg()[0]:.1f}.\n")
         # By section, then by model: the sections about GPUs come first, since the processor's take longest.
-        for name in arguments.only.split(","):
+        for name in sections:
             for paths in [arguments.models] if name in ONCE else [[path] for path in arguments.models]:
                 left = deadline - time.monotonic()
                 tell(f"\n## {name}, {', '.join(path.stem for path in paths)}\n\n")
