@@ -72,7 +72,7 @@ def medians(rounds: int, subjects: dict[str, Callable[[], float]]) -> dict[str, 
 
 def chosen_clock(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Callable[[], float]:
     """The clock that --processor-time selects. Exits with an error if it is used with --threads other than 1."""
-    if arguments.processor_time and arguments.threads != 1:
+    if arguments.processor_time and arguments.threads not in (1, [1]):
         parser.error("--processor-time needs --threads 1: threads that wait take time, too")
     return time.process_time if arguments.processor_time else time.monotonic
 
