@@ -28,7 +28,9 @@ AGENTS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.
 	cline@3.0.65 @earendil-works/pi-coding-agent@1.6.0 @qwen-code/qwen-code@0.24.4 @github/copilot@1.0.102 \
 	@kilocode/cli@7.7.7 openclaw@2026.9.6 @moonshot-ai/kimi-code@2.1.0
 # Each in an environment of its own. vibe needs Python 3.12.
-PYTHON_AGENTS := aider:aider-chat==0.86.2 vibe:mistral-vibe==3.0.2 hermes:hermes-agent==0.19.0
+PYTHON_AGENTS := aider:aider-chat==0.86.2 vibe:mistral-vibe==3.0.2 hermes:hermes-agent==0.19.0 \
+	semantic-kernel:semantic-kernel==1.45.0 google-adk:google-adk==2.13.0,litellm==1.110.2 crewai:crewai==1.15.30 \
+	smolagents:smolagents[openai]==1.26.0
 
 # The browser in which the page is tried, and where what that needs is installed.
 BROWSER ?= /usr/bin/chromium
@@ -62,8 +64,9 @@ test-clients: $(VENV)/.installed-dev
 	mkdir -p $(CLIENTS); cd $(CLIENTS); [ -f package.json ] || echo '{"private": true}' >package.json; \
 	npm install --no-audit --no-fund $(AGENTS); \
 	for agent in $(PYTHON_AGENTS); do \
-		[ -x $${agent%%:*}/bin/$${agent%%:*} ] || { $(abspath $(BIN))/python -m venv $${agent%%:*}; \
-		$${agent%%:*}/bin/pip install --quiet $${agent#*:} || echo "not installed: $$agent" >&2; }; \
+		folder=$${agent%%:*}; [ -f $$folder/.installed ] || { $(abspath $(BIN))/python -m venv $$folder; \
+		$$folder/bin/pip install --quiet $$(echo $${agent#*:} | tr , ' ') && touch $$folder/.installed || \
+		{ rm -r $$folder; echo "not installed: $$agent" >&2; }; }; \
 	done; \
 	cd $(CURDIR); TEST_CLIENTS=$(CLIENTS) $(BIN)/pytest tests/clients
 

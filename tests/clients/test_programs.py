@@ -2,6 +2,7 @@
 and runs them.
 """
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.clients import libraries
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.conftest import Server, StartServer
 
@@ -48,7 +50,10 @@ pytestmark = [
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program's three calls in a folder, matching its tools' schemas, and its arguments for the task."""
+    """A program's three calls in a folder, and its arguments for the task.
+
+    The calls must match the tools' schemas, with all required arguments: the server allows the model nothing else.
+    """
 
     name: str
     calls: Callable[[Path], Sequence[str]]
@@ -150,7 +155,13 @@ def _droid(folder: Path) -> Sequence[str]:
     return (
         "I will read the file.\n" + call("Read", file_path=notes),
         call("Edit", file_path=notes, old_str="one", new_str="two"),
-        call("Execute", command="cp notes.txt seen.txt", riskLevel="low", riskLevelReason="It copies a file."),
+        call(
+            "Execute",
+            summary="Copy the notes",
+            command="cp notes.txt seen.txt",
+            riskLevelReason="It copies a file.",
+            riskLevel="low",
+        ),
     )
 
 
@@ -302,3 +313,90 @@ def test_aider_edits_and_tests(start_server: StartServer, work: Path, capsys: py
         done = _launched("aider", server, arguments, work, {})
         assert done.returncode == 0, done.stdout + done.stderr
         assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", libraries.PROGRAMS)
+def test_libraries(name: str, start_server: StartServer, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    python = Path(CLIENTS or "", name, "bin", "python")
+    if not python.exists():
+        pytest.skip(f"{name} could not be installed here")
+    question = call("get_weather", city="Paris")
+    code = "I will look.\n<code>\nfinal_answer(get_weather('Paris') + ', goodbye')\n</code>"
+    answers = {"plain": code, "0": question, "1": "It is warm today, goodbye."}
+    model = write_scripted_model(work.with_name("scripted.gguf"), answers)
+    with _counted(start_server, model, name, capsys) as server:
+        program = work.with_name("program.py")  # smolagents reads the source of its tools
+        program.write_text(libraries.PROGRAMS[name].replace("BASE", f"{server.url}/v1"))
+        done = _run([str(python), str(program)], work, libraries.QUIET)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("called for Paris") == 1 and "goodbye" in done.stdout, done.stdout + done.stderr
+
+
+# A summary as each program wants it. Answers in sessions with tools do not begin with a tag, which qwen-code refuses.
+SUMMARY = "<{0}>The user sent a text about rain and wants to go on with it.</{0}>"
+LAST = "Both texts have been read, goodbye."
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """A program that is not told the context, so that its second prompt exceeds it. context, characters: of each text.
+
+    summary: its answers. set_up: of the server's address and the home folder, to variables.
+    """
+
+    name: str
+    context: int
+    characters: int
+    summary: str
+    arguments: tuple[str, ...]
+    set_up: Callable[[str, Path], Mapping[str, str]]
+
+
+def _told_claude(url: str, _home: Path) -> Mapping[str, str]:
+    own = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": "scripted"}
+    more = {"ANTHROPIC_SMALL_FAST_MODEL": "scripted", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    return {**own, **more, "IS_SANDBOX": "1"}
+
+
+def _told_qwen(url: str, _home: Path) -> Mapping[str, str]:
+    return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": "scripted"}
+
+
+def _told_pi(url: str, home: Path) -> Mapping[str, str]:
+    folder = home / ".pi" / "agent"
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text(json.dumps({"compaction": {"keepRecentTokens": 2000}}))
+    model = {"id": "scripted", "name": "scripted", "contextWindow": 200_000, "maxTokens": 4096}
+    provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none", "models": [model]}
+    (folder / "models.json").write_text(json.dumps({"providers": {"localllm": provider}}))
+    return {}
+
+
+OVERFLOWS = [
+    Overflow("claude", 64_000, 14_000, "summary", ("--dangerously-skip-permissions",), _told_claude),
+    Overflow("pi", 26_000, 14_000, "summary", ("--provider", "localllm", "--model", "scripted"), _told_pi),
+    Overflow("qwen", 96_000, 14_000, "state_snapshot", ("--auth-type", "openai"), _told_qwen),
+]
+
+
+@pytest.mark.parametrize("case", OVERFLOWS, ids=lambda case: case.name)
+def test_a_session_that_overflows_goes_on(case: Overflow, start_server: StartServer, work: Path) -> None:
+    if shutil.which(case.name, path=_places()) is None:
+        pytest.skip(f"{case.name} could not be installed here")
+    summary = SUMMARY.format(case.summary)
+    other = summary.replace("rain", "snow").replace("user", "person").replace("wants", "likes")
+    model = write_scripted_model(work.with_name("scripted.gguf"), {"plain": summary, "0": f"{LAST} {other}"})
+    home = work.with_name("home")
+    home.mkdir()
+    options = ("--model", str(model), "--ctx", str(case.context))
+    with start_server(*options, models=(), LOCALLLM_KV_MIB="512") as server:
+        variables = case.set_up(server.url, home)
+        texts = [
+            sentence * (case.characters // len(sentence)) for sentence in ("Rain fell here. ", "Snow fell there. ")
+        ]
+        for index, text in enumerate([*texts, "And now?"]):
+            again = ["-c"] if index else []
+            done = _run([case.name, *again, "-p", text, *case.arguments], work, variables)
+            assert done.returncode == 0 and LAST in done.stdout, done.stdout + done.stderr
+        refused = re.findall(r"exceeds|the context holds", server.log.read_text())
+        assert 1 <= len(refused) <= 2  # the prompt, and qwen-code's summary with its tools
