@@ -40,7 +40,8 @@ AXE := axe-core@4.14.1
 
 # Where Windows' Python is set up under Wine, and the tests that run there.
 WINDOWS ?= /tmp/localllm-windows
-WINDOWS_TESTS ?= tests/gguf_io tests/localllm/library/test_names.py tests/tui/test_streams.py
+WINDOWS_TESTS ?= tests/gguf_io tests/localllm/library/test_names.py tests/tui/test_streams.py tests/tui/test_sending.py \
+	tests/tui/test_folder.py
 
 # Where Debian for arm64 is set up.
 ARM64 ?= /tmp/localllm-arm64
