@@ -318,6 +318,83 @@ def test_other_projectors_and_other_files_are_refused(tmp_path) -> None:
             open_encoder(file)
 
 
+# Every name of a projector that llama.cpp knows, but for those that FAMILIES has (tools/mtmd/clip-impl.h).
+OTHER_EYES = [
+    "ldp",
+    "ldpv2",
+    "resampler",
+    "adapter",
+    "glm_edge",
+    "ling3vl",
+    "step3vl",
+    "gemma3nv",
+    "phi4",
+    "llama4",
+    "qwen2.5o",
+    "kimivl",
+    "paddleocr",
+    "lightonocr",
+    "cogvlm",
+    "janus_pro",
+    "dots_ocr",
+    "dots3note_v",
+    "deepseekocr",
+    "deepseekocr2",
+    "deepseek4v",
+    "glm4v",
+    "glm5v",
+    "youtuvl",
+    "yasa2",
+    "kimik25",
+    "nemotron_v2_vl",
+    "exaone4_5",
+    "hunyuanvl",
+    "minicpmv4_6",
+    "mimovl",
+    "minimax_m3",
+    "granite4_vision",
+    "muse-glimmer",
+]
+OTHER_EARS = [
+    "gemma3na",
+    "gemma4a",
+    "ultravox",
+    "qwen2a",
+    "qwen3a",
+    "glma",
+    "voxtral",
+    "meralion",
+    "musicflamingo",
+    "dots3note_a",
+    "lfm2a",
+    "granite_speech",
+    "mimo_audio",
+    "parakeet",
+    "qwen3tts_spkenc",
+    "pockettts_spkenc",
+]
+
+
+@pytest.mark.parametrize("kind", OTHER_EYES)
+def test_encoders_that_only_llama_cpp_has_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    for key in ("clip.projector_type", "clip.vision.projector_type"):
+        keys = {"clip.projector_type": None, key: kind}
+        with open_model(write_vision(tmp_path / f"{key}.gguf", "gemma4uv", keys=keys)) as file:
+            for refuses in (open_encoder, vision_needs, header_layout, rows_together):
+                with pytest.raises(UnsupportedModelError, match=rf"{re.escape(repr(kind))}.*--backend llama"):
+                    refuses(file)
+
+
+@pytest.mark.parametrize("kind", OTHER_EARS)
+def test_projectors_of_sound_alone_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    sound = {"clip.has_vision_encoder": None, "clip.has_audio_encoder": True, "clip.vision.patch_size": None}
+    for key in ("clip.projector_type", "clip.audio.projector_type"):
+        keys = {"clip.projector_type": None, key: kind, **sound}
+        refused = pytest.raises(UnsupportedModelError, match=rf"for sound, of the type {kind!r}.*--backend llama")
+        with open_model(write_vision(tmp_path / f"{key}.gguf", "gemma4uv", keys=keys)) as file, refused:
+            open_encoder(file)
+
+
 def test_every_type_is_tested() -> None:
     assert set(FAMILIES) == set(KINDS)
 
