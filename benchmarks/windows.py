@@ -1,13 +1,16 @@
 """What a chat of a model with sliding windows computes and takes: after a turn, an edit, a branch, a restart.
 
-    windows.py MODEL.gguf [--turns 20] [--words 300] [--threads 2] [--restart TOKENS] [--llama-server PROGRAM]
+    windows.py MODEL.gguf [--turns 20] [--words 300] [--threads 2] [--restart TOKENS [--parts N]]
+               [--llama-server PROGRAM]
 
 Each turn is a message of random words and a short answer. New tokens are those after the longest prefix that any
-earlier prompt or answer had. The last three columns are the memory of the pages that sequences take, that of a pool
-which keeps all tokens of all layers, and the files of the disk tier.
+earlier prompt or answer had. The last columns are the memory of the pages that sequences take, that of a pool which
+keeps all tokens of all layers, the files of the disk tier, and what was read from files during the answer (on Linux).
 
 --restart measures one thing instead: the time to the first token of a prompt of so many tokens when it is computed, and
-after a restart.
+of a longer one after a restart, with what that reads from the disk. With --parts, only a window and N parts of 512
+tokens at equal distances are computed and timed, and the rest is their average; the conversation on disk then consists
+of copies of the first pages, which take as long to read.
 
 --llama-server names llama.cpp's own server. It then gets the same messages, with windows only and with --swa-full,
 which keeps all tokens of all layers. Its restart stops it and starts it again.
@@ -16,8 +19,10 @@ which keeps all tokens of all layers. Its restart stops it and starts it again.
 import argparse
 import contextlib
 import random
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,19 +30,28 @@ from typing import Protocol
 
 import httpx
 
-from benchmarks.engine_tools import answer, serve, table
+from benchmarks.engine_tools import KV_BYTES, answer, serve, table
 from benchmarks.servers import llama_server
 from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
+from localllm.engine.disk_cache import SEGMENT_TOKENS, DiskCache
 from localllm.engine.prefix_cache import common_prefix
 from models.config import read_config
 from models.kv_layout import kv_bytes_per_token, stored_types
+from models.native_runner import NativeRunner
 
 MIB = 2**20
 ANSWER = 40
 CONTEXT = 32_768
 ANSWER_S = 600
+PART = 512
 WORDS = ("the", "a", "ship", "river", "old", "green", "sails", "stone", "keeps", "slowly", "night", "under", "door")
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read from files."""
+    counters = Path("/proc/self/io")
+    return int(counters.read_text().split()[1]) if counters.exists() else 0
 
 
 @dataclass
@@ -85,16 +99,18 @@ class OwnEngine:
 
     def answer(self, prompt: list[int], trunk: int) -> Answer:
         """Generate an answer. trunk: tokens of the prompt that chats share."""
+        before = bytes_read()
         last, tokens = answer(self._engine, prompt, ANSWER, trunk=trunk)
+        self._read = bytes_read() - before
         return Answer(list(tokens), last.counts.prompt - last.counts.cached, last.timings.ttft_s)
 
     def memory(self) -> tuple[str, ...]:
-        """MiB of pages that are held, of all tokens of all layers, and of files on disk."""
+        """MiB of pages that are held, of all tokens of all layers, of files on disk, and read by the last answer."""
         info = self._runner.info
         held = (info.pages_total - self._runner.pages_free()) * info.page_size * info.kv_bytes_per_token
         everything = int((self._runner.page_holders() > 0).sum()) * info.page_size * self._per_token
         disk = sum(path.stat().st_size for path in self._folder.rglob("*.kv"))
-        return tuple(f"{size / MIB:.0f}" for size in (held, everything, disk))
+        return tuple(f"{size / MIB:.0f}" for size in (held, everything, disk, self._read))
 
 
 class Peer:
@@ -133,7 +149,7 @@ class Chat:
         self.system = system
         self._tokenizer, self._words = tokenizer, words
         self._random = random.Random(1)
-        self._known: list[list[int]] = []
+        self.known: list[list[int]] = []
 
     def message(self) -> list[int]:
         """The tokens of a message of random words."""
@@ -142,10 +158,10 @@ class Chat:
 
     def ask(self, name: str, prompt: list[int], trunk: int = 0) -> tuple[tuple[str, ...], list[int]]:
         """Generate an answer; return the table's row, and prompt and answer."""
-        new = max(len(prompt) - max([common_prefix(prompt, known) for known in self._known], default=0), 1)
+        new = max(len(prompt) - max([common_prefix(prompt, known) for known in self.known], default=0), 1)
         found = self.system.answer(prompt, trunk)
         whole = [*prompt, *found.tokens]
-        self._known.append(whole)
+        self.known.append(whole)
         figures = f"{len(prompt):,}", f"{new:,}", f"{found.computed:,}", f"{found.computed / new:.2f}"
         return (name, *figures, f"{found.seconds:.2f}", *self.system.memory()), whole
 
@@ -179,6 +195,60 @@ def rows(chat: Chat, turns: int) -> Iterator[tuple[str, ...]]:
     chat.system.stop()
 
 
+def in_parts(model: Path, threads: int, text: list[int], parts: int, folder: Path) -> float:
+    """Seconds to compute a text, from a window and parts of it. Fills the disk tier as if all had been computed."""
+    with open_model(model) as file:
+        runner = NativeRunner(file, kv_bytes=KV_BYTES, threads=threads)
+    disk, sequence, seconds = DiskCache(folder, runner.info.kv_layout), runner.create_sequence(), []
+
+    def compute(count: int) -> float:
+        """Append so many rows; return the seconds per token."""
+        began = time.monotonic()
+        for at in range(0, count, PART):
+            start, rows = runner.sequence_length(sequence), min(PART, count - at)
+            runner.run(text[start : start + rows], range(start, start + rows), [sequence] * rows, [rows - 1])
+        return (time.monotonic() - began) / count
+
+    first = max(PART, runner.info.window_tokens // PART * PART + PART)
+    of_first = compute(first)
+    pages, window = runner.export_kv(sequence, 0, SEGMENT_TOKENS), runner.export_state(sequence, first)
+
+    def fill(end: int) -> None:
+        """Append copies of the first pages, and of the window."""
+        for start in range(runner.sequence_length(sequence), end, SEGMENT_TOKENS):
+            runner.import_kv(sequence, start, start + SEGMENT_TOKENS, pages)
+        runner.import_state(sequence, window)
+
+    for part in range(parts):
+        middle = first + (len(text) - first) * (2 * part + 1) // (2 * parts)
+        fill(max(runner.sequence_length(sequence), (middle - PART // 2) // SEGMENT_TOKENS * SEGMENT_TOKENS))
+        seconds.append(compute(PART))
+    fill(len(text))
+    for start in range(0, len(text), SEGMENT_TOKENS):
+        stop = start + SEGMENT_TOKENS
+        state = window if stop == len(text) else b""
+        disk.store(text[:stop], start, runner.export_kv(sequence, start, stop), state)
+    runner.close()
+    return first * of_first + (len(text) - first) * statistics.mean(seconds)
+
+
+def restart_in_parts(
+    model: Path, threads: int, chat: Chat, count: int, parts: int, folder: Path
+) -> Iterator[tuple[str, ...]]:
+    """As `restart`, see the top of this file for the difference."""
+    text: list[int] = []
+    while len(text) < count:
+        text += chat.message()
+    text = text[: count // SEGMENT_TOKENS * SEGMENT_TOKENS]
+    seconds = in_parts(model, threads, text, parts, folder)
+    size = f"{len(text):,}"
+    yield (f"computed (from {parts} parts)", size, size, size, "1.00", f"{seconds:.2f}", *[""] * 4)
+    chat.system.start()
+    chat.known.append(text)
+    yield chat.ask("after a restart", [*text, *chat.message()])[0]
+    chat.system.stop()
+
+
 def restart(chat: Chat, count: int) -> Iterator[tuple[str, ...]]:
     """A prompt of about `count` tokens, computed, and the same with another message after a restart."""
     text: list[int] = []
@@ -201,6 +271,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=300)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--restart", type=int, metavar="TOKENS")
+    parser.add_argument("--parts", type=int, default=0, metavar="N")
     parser.add_argument("--llama-server", metavar="PROGRAM")
     arguments = parser.parse_args()
     model, threads, program = arguments.model, arguments.threads, arguments.llama_server
@@ -212,8 +283,16 @@ def main() -> None:
         return list(restart(chat, arguments.restart) if arguments.restart else rows(chat, arguments.turns))
 
     heads = ("request", "prompt", "new", "computed", "ratio", "first token, s")
-    with tempfile.TemporaryDirectory() as folder:
-        table((*heads, "MiB held", "all kept", "MiB on disk"), measured(OwnEngine(model, threads, Path(folder))))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        own = OwnEngine(model, threads, folder)
+        chat = Chat(own, tokenizer, arguments.words)
+        found = (
+            list(restart_in_parts(model, threads, chat, arguments.restart, arguments.parts, folder))
+            if arguments.restart and arguments.parts
+            else measured(own)
+        )
+        table((*heads, "MiB held", "all kept", "MiB on disk", "MiB read"), found)
     for flags in ((), ("--swa-full",)) if program else ():
         sys.stdout.write(f"\n{' '.join(('llama-server', *flags))}\n")
         table(heads, measured(Peer(program, model, threads, flags)))

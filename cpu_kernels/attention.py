@@ -33,7 +33,7 @@ from cpu_kernels.attention_shape import (
     spans_of,
     tiles_of,
 )
-from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add_sinks, clear, softmax
+from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add_sinks, clear, first_seen, softmax
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, OF_LATENTS, PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
@@ -77,7 +77,7 @@ def _of_stage(op: int, step: int, index: int) -> int:
 @inner
 def _first_span(position: int, window: int) -> int:
     """The first span with a token that a row attends to."""
-    return max(0, position - window + 1) // SPAN_TOKENS if window > 0 else 0
+    return max(0, first_seen(position, window)) // SPAN_TOKENS
 
 
 @inner
@@ -102,7 +102,7 @@ class Attention(Arguments):
     group: int  # query heads per head of keys
     scale: int  # address of a float, which includes log2(e) unless there is a cap
     cap: int  # address of the soft cap, a float; 0.0 for none
-    window: int  # tokens that a row sees up to and including its own, or 0 for all
+    window: int  # tokens that a row sees, see attention_span.first_seen
     key_bytes: int  # between heads' pages of keys
     value_bytes: int  # between heads' pages of values
     sinks: int  # the heads' sink scores, floats in base 2, or 0

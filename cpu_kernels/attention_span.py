@@ -65,15 +65,26 @@ def _largest(row: int, tokens: int, low: int, high: int, cap: np.float32) -> np.
 
 
 @inner
+def first_seen(position: int, window: int) -> int:
+    """The first token that a row sees, which may be below 0.
+
+    window: tokens that a row sees up to and including its own, 0 for all, -n for those of its chunk of n tokens.
+    """
+    if window < 0:
+        return position // -window * -window
+    return position + 1 - window if window > 0 else 0
+
+
+@inner
 def seen(row: int, place: Any) -> tuple[int, int]:
     """The tokens low..high-1, relative to the span, that a row of a tile sees; both may be outside of the span.
 
-    place: (first token of the span, first row's position, window of tokens up to a row's own or 0 for all, tokens seen
-    after it, tokens in the sequence).
+    place: (first token of the span, first row's position, window as for `first_seen`, tokens seen after a row's own,
+    tokens in the sequence).
     """
     start, position, window, ahead, end = place
-    own = position + row + 1
-    return own - window - start if window > 0 else 0, min(own + ahead, end) - start
+    own = position + row
+    return first_seen(own, window) - start, min(own + 1 + ahead, end) - start
 
 
 @inner

@@ -17,7 +17,7 @@ from cpu_kernels.kernel import kernel
 from cpu_kernels.records import Stage, Step, argument, field, scratch, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
-from cpu_kernels.simd.arithmetic import fma
+from cpu_kernels.simd.arithmetic import fma, mul_f32
 from cpu_kernels.simd.vectors import (
     get_f32,
     get_i32,
@@ -218,8 +218,10 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
 def _expert_pack_samples() -> Iterator[Sample]:
     s = Sample(rows=6, width=2)
     x, weight, epsilon, slots = s.normal(3, 256), s.normal(256), s.array([1e-5]), s.array([0, 2, 1, -1, 1, 0], np.int32)
-    for norm in (weight, 0):
-        yield s.arguments(x, 1024, norm, 256, ALL_FORMS, s.activations(256), epsilon, slots)
+    choices, weights = s.array([0, 4, 2, 5, 1, 0], np.int32), s.normal(6)
+    for norm, of_choices in ((weight, 0), (0, weights)):
+        packed = s.activations(256)
+        yield s.arguments(x, 1024, norm, 256, ALL_FORMS, packed, epsilon, slots, 2, choices, of_choices)
 
 
 class ExpertPack(Arguments):
@@ -233,14 +235,28 @@ class ExpertPack(Arguments):
     packed: int  # descriptors of packed activations
     epsilon: int  # address of a float
     row_of_slot: int  # int32, -1 for none
+    used: int  # experts that a row uses
+    slot_of_choice: int  # int32 [row][used]
+    weight_of_choice: int  # float [row][used] that multiply the rows, or 0
 
 
 _PACK = indices_of(ExpertPack)
 
 
+@inner
+def _weigh_row(op: int, row: int, slot: int, source: int, padded: int, out: int) -> None:
+    """out = source times the weight of a row's choice of a slot. out may be source."""
+    choice = row * argument(op, _PACK.used)
+    while get_i32(argument(op, _PACK.slot_of_choice) + 4 * choice) != slot:
+        choice += 1
+    weight = splat_f32(get_f32(argument(op, _PACK.weight_of_choice) + 4 * choice))
+    for i in range(0, padded * 4, 64):
+        store_f32(out + i, mul_f32(load_f32(source + i), weight))
+
+
 @kernel(ExpertPack, _expert_pack_samples)
 def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
-    """Normalise the row of each slot and pack it."""
+    """Normalise the row of each slot, multiply it by its weight, if there are weights, and pack it."""
     slots, width, k = stage_rows(op, step), stage_width(op, step), argument(op, _PACK.k)
     padded = (k + 15) // 16 * 16
     out = scratch(step, thread)
@@ -252,6 +268,9 @@ def expert_pack(op: int, step: int, thread: int, threads: int) -> None:
                 source = argument(op, _PACK.x) + row * argument(op, _PACK.stride)
                 if argument(op, _PACK.weight) != 0:
                     norm_row(source, argument(op, _PACK.weight), k, padded, get_f32(argument(op, _PACK.epsilon)), out)
+                    source = out
+                if argument(op, _PACK.weight_of_choice) != 0:
+                    _weigh_row(op, row, slot, source, padded, out)
                     source = out
                 pack_row(source, 0, k, k, argument(op, _PACK.forms), width, slot, argument(op, _PACK.packed))
         first, last = next_share(op, step, slots, thread, threads)

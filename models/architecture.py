@@ -152,6 +152,10 @@ def _softmax(config: ModelConfig) -> Gating:
     return Gating.SOFTMAX
 
 
+def _no_layer(config: ModelConfig, layer: int) -> bool:
+    return False
+
+
 def _every_layer(config: ModelConfig, layer: int) -> bool:
     return True
 
@@ -234,7 +238,8 @@ class Experts:
 
     normalise: whether weights are scaled to add up to one; None for what the file states. scale: their factor after
     that. beside: a dense network works on the same rows; it, the experts and the router each have norms of their own.
-    early: the router reads the input of the layer's attention, before its norm.
+    early: the router reads the input of the layer's attention, before its norm. of_inputs: weights multiply the inputs
+    of experts instead of their outputs.
     """
 
     gating: Callable[[ModelConfig], Gating] = field(default=_softmax)
@@ -242,6 +247,7 @@ class Experts:
     scale: Factor = one
     beside: bool = False
     early: bool = False
+    of_inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,12 +274,16 @@ class Architecture:
     parallel: bool = False
     # Tokens that a row of the layer sees, its own included; 0 for all.
     window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
+    # A window is a chunk: a text is divided into chunks of that size, and a row sees those tokens of its own.
+    chunked: bool = False
     # attention_cap, logit_cap: soft caps if the file states none.
     attention_cap: float = 0.0
     logit_cap: float = 0.0
     # Value heads are normalised like query and key heads, but without weights; a layer without a value tensor uses its
     # key tensor for both.
     value_norms: bool = False
+    # Whether a layer's query and key heads are normalised without weights.
+    plain_head_norms: Callable[[ModelConfig, int], bool] = field(default=_no_layer)
     # A row sees only itself and rows before it, unless the file says otherwise; if not causal, half of a window is
     # before the row and half behind it.
     causal: bool = True

@@ -41,7 +41,7 @@ def kernels_needed() -> Iterator[None]:
 def refuse_unread(file: ModelFile) -> None:
     """Raise UnsupportedModelError for metadata that requires something the native engine does not compute."""
     metadata, name = file.metadata, file.architecture
-    if (step := metadata.get(f"{name}.interleave_moe_layer_step", 1)) != 1:
+    if name != "llama4" and (step := metadata.get(f"{name}.interleave_moe_layer_step", 1)) != 1:
         raise refusal(file, f"{name}.interleave_moe_layer_step is {step}")
     for key, other in _LOCAL_SIZES.items():
         value = metadata.get(f"{name}.{key}")

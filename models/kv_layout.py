@@ -15,6 +15,8 @@ MAX_ROWS = 512
 """The most rows of a step of the native engine, but for images whose rows see each other."""
 LEAST_SLOTS = 4
 _MOST_SLOTS = 256
+# Windows are kept at multiples of this many windows, rounded up to a multiple of tokens.
+_WINDOWS_APART, _LEAST_APART = 4, 1024
 # Slots may take one _SHARE-th of the KV budget.
 _SHARE = 4
 
@@ -41,12 +43,14 @@ def stored_types(config: ModelConfig, names: tuple[str, str]) -> KVTypes:
 class WindowLayers:
     """The layers whose keys and values are only kept as long as a later token may see them.
 
-    layers: their numbers. window: tokens that a row sees of them, its own included. rows: the most of a step.
+    layers: their numbers. window: tokens that a row sees of them, its own included; if chunked, those of its chunk of
+    `window` tokens. rows: the most of a step.
     """
 
     layers: frozenset[int]
     window: int
     rows: int
+    chunked: bool = False
 
     @property
     def kept(self) -> int:
@@ -55,6 +59,17 @@ class WindowLayers:
         A multiple of a page.
         """
         return -(-self.window // PAGE_TOKENS) * PAGE_TOKENS + self.rows + 3 * PAGE_TOKENS
+
+    def first_seen(self, position: int) -> int:
+        """The first token that a row at this position sees."""
+        return max(0, position // self.window * self.window if self.chunked else position - self.window + 1)
+
+    @property
+    def apart(self) -> int:
+        """The distance between places of a long text where the window is kept."""
+        if self.chunked:
+            return self.window  # a row at a chunk's start needs no other
+        return -(-_WINDOWS_APART * self.window // _LEAST_APART) * _LEAST_APART
 
 
 def most_rows(config: ModelConfig) -> int:
@@ -73,7 +88,7 @@ def window_layers(config: ModelConfig, architecture: Architecture) -> WindowLaye
     for layer, source in enumerate(config.attention.kv_layers):
         reads.setdefault(source, []).append(architecture.window(config, layer) if config.attends[layer] else 0)
     slides = {layer: max(widths) for layer, widths in reads.items() if min(widths) > 0 and config.stores(layer)}
-    found = WindowLayers(frozenset(slides), max(slides.values(), default=0), most_rows(config))
+    found = WindowLayers(frozenset(slides), max(slides.values(), default=0), most_rows(config), architecture.chunked)
     return found if slides and found.kept < config.context else None
 
 

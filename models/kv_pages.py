@@ -39,8 +39,6 @@ TABLE_STEP = 64
 _MOST_PAGES = 1 << 20  # for models without attention, whose pages hold only token ids
 # Bookkeeping is in units of at least this part of a page's window layers, where no other layers store anything.
 _LEAST_UNIT = 64
-# Windows are kept at multiples of this many windows, rounded up to a multiple of tokens.
-_WINDOWS_APART, _LEAST_APART = 4, 1024
 
 
 @dataclass
@@ -123,8 +121,7 @@ class PageStore:
             count = self.total * self._page_bytes // self._part_bytes + 1
             arrays = PageArrays(heads_stored(config, windows, of_window=True), types, count, of_window=True)
             self._windows = WindowPages(arrays, self.total)
-            self._window = windows.window
-            self._apart = -(-_WINDOWS_APART * windows.window // _LEAST_APART) * _LEAST_APART
+            self._of_window = windows
         places = self._pages.groups, self._pages.group, self._pages.group_places
         self.states: ConvolutionStates | None = None
         if isinstance(config.state, ConvolutionSizes):
@@ -150,7 +147,7 @@ class PageStore:
     @property
     def window(self) -> int:
         """Tokens that a row sees of window layers; 0 if all tokens of all layers are kept."""
-        return self._window if self._windows else 0
+        return self._of_window.window if self._windows else 0
 
     @property
     def window_share(self) -> float:
@@ -215,7 +212,7 @@ class PageStore:
             sequence.tail = end
         elif self._windows:
             self._add_parts(sequence, before, end)
-            apart = self._apart
+            apart = self._of_window.apart
             points = [start] if sequence.branches else []
             for point in (*points, *range((start // apart + 1) * apart, sequence.length + 1, apart)):
                 self.keep(sequence, point)
@@ -223,8 +220,8 @@ class PageStore:
 
     def keep(self, sequence: Sequence, length: int) -> None:
         """Keep the window before position `length` while there is room, if it is there, for a later fork."""
-        if self._windows and length and self.reusable(sequence, length) == length:
-            self._windows.keep(self._numbers(sequence, self._first_seen(length), -(-length // PAGE_TOKENS)))
+        if self._windows and length and np.all(self._windows.has(pages := self._window_before(sequence, length))):
+            self._windows.keep(pages)
 
     def reusable(self, sequence: Sequence, length: int) -> int:
         """The most of the first `length` positions after which rows can be computed: all if their window is there."""
@@ -356,10 +353,17 @@ class PageStore:
             self.delta.cut(self._number(sequence, start // PAGE_TOKENS), first)
 
     def read_state(self, sequence: Sequence, length: int) -> bytes:
-        """The state after the first `length` positions, empty if it is not there: a slot, or the window before them."""
+        """The state after the first `length` positions: a slot, or the window before them if it is kept or the last.
+
+        Empty if it is not there.
+        """
         last = (length - 1) // PAGE_TOKENS
-        if self._windows and self.reusable(sequence, length) == length:
-            return self._windows.read(self._numbers(sequence, self._first_seen(length), last + 1), _slots_after(length))
+        if self._windows:
+            pages = self._window_before(sequence, length)
+            wanted = length == sequence.length or self._windows.keeps(int(pages[-1]))
+            return (
+                self._windows.read(pages, _slots_after(length)) if wanted and np.all(self._windows.has(pages)) else b""
+            )
         return self.delta.read(self._number(sequence, last), length - last * PAGE_TOKENS) if self.delta else b""
 
     def write_state(self, sequence: Sequence, data: bytes | memoryview) -> None:
@@ -400,10 +404,15 @@ class PageStore:
 
     def _first_seen(self, length: int) -> int:
         """The first page with a token that a row at position `length` sees in window layers."""
-        return max(0, length - self._window + 1) // PAGE_TOKENS
+        return self._of_window.first_seen(length) // PAGE_TOKENS
+
+    def _window_before(self, sequence: Sequence, length: int) -> NDArray[np.intp]:
+        """The pages that are kept or stored for a row at position `length`, at least one; it sees no others."""
+        last = (length - 1) // PAGE_TOKENS
+        return self._numbers(sequence, min(self._first_seen(length), last), last + 1)
 
     def _first_held(self, length: int) -> int:
-        """The first page that a sequence holds for a row at position `length`: one more, so that some may be cut."""
+        """The first page that a sequence holds for a row at position `length`: so that some tokens may be cut."""
         return self._first_seen(length - PAGE_TOKENS)
 
     def _leave(self, sequence: Sequence, first: int) -> None:
@@ -414,13 +423,15 @@ class PageStore:
             sequence.tail = first
 
     def _hold_window(self, sequence: Sequence) -> None:
-        """Hold the sequence's window if it is there, and one more page before it if that is."""
+        """Hold the sequence's window if it is there, and the pages before it that `_first_held` tells if they are."""
         if self._windows is None:
             return
         first, needed = self._first_held(sequence.length), self._first_seen(sequence.length)
         pages = self._numbers(sequence, first, sequence.pages)
         there = self._windows.has(pages)
-        skipped = int(not np.all(there[: needed - first])) if np.all(there[needed - first :]) else len(pages)
+        skipped = 0
+        if not np.all(there):
+            skipped = needed - first if np.all(there[needed - first :]) else len(pages)
         sequence.tail = first + skipped
         self._windows.hold(pages[skipped:])
         sequence.window_table[: first + skipped] = 0
@@ -438,7 +449,7 @@ class PageStore:
     def _write_window(self, sequence: Sequence, data: bytes | memoryview) -> None:
         """Write the window before the sequence's end; its last page must be its own."""
         assert self._windows is not None
-        pages = self._numbers(sequence, self._first_seen(sequence.length), sequence.pages)
+        pages = self._window_before(sequence, sequence.length)
         self._windows.arrays.parts(pages, data)  # raises ValueError
         self._leave(sequence, sequence.pages)
         self._make_room(parts=int(np.count_nonzero(~self._windows.has(pages))))

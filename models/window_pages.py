@@ -86,6 +86,10 @@ class WindowPages:
         if before is not None:
             self._drop(before)
 
+    def keeps(self, page: int) -> bool:
+        """Whether a kept window ends in this page."""
+        return page in self._kept
+
     def evict(self) -> bool:
         """Give up the kept window that is unused for longest; False if there is none."""
         if not self._kept:

@@ -57,6 +57,23 @@ def _glm4_gating(config: ModelConfig) -> Gating:
     return stated_gating(config) if config.experts and config.experts.gating else Gating.SIGMOID
 
 
+def _sigmoid(config: ModelConfig) -> Gating:
+    return Gating.SIGMOID
+
+
+_LLAMA4_PERIOD, _EXPERTS_OF_MAVERICK = 4, 128
+
+
+def _llama4_turns(config: ModelConfig, layer: int) -> bool:
+    return slides_in_period(_LLAMA4_PERIOD, layer)
+
+
+def _llama4_norms(config: ModelConfig, layer: int) -> bool:
+    """Heads are normalised where they are rotated, except in the model with 128 experts."""
+    maverick = config.experts is not None and config.experts.count == _EXPERTS_OF_MAVERICK
+    return not maverick and _llama4_turns(config, layer)
+
+
 _window_of_file = windows(ALL_FIRST["smallthinker"])
 
 
@@ -107,6 +124,17 @@ ARCHITECTURES = (
         Norms(feed_forward="post_attention_norm"),
         activation=Activation.CLAMPED,
         window=stated_windows(2),
+    ),
+    # Llama 4: three of four layers see a chunk of 8,192 tokens and normalise rotated heads; the others see all tokens,
+    # without rotation, with queries that grow with the position. One expert and a shared one, whose weight multiplies
+    # the input, in all layers or every other.
+    Architecture(
+        "llama4",
+        replace(NEIGHBOURS, turns=_llama4_turns, scaling=unstretched),
+        experts=Experts(_sigmoid, normalise=False, of_inputs=True),
+        window=windows(_LLAMA4_PERIOD),
+        chunked=True,
+        plain_head_norms=_llama4_norms,
     ),
     # SmallThinker: experts with ReLU, chosen before attention; every fourth layer has no window and no rotation.
     Architecture(

@@ -97,7 +97,10 @@ class AttentionLayers:
         if architecture.norms.sums and recording.loader.has(f"{prefix}{_SECOND_NORM}.weight"):
             recording.copy_x(recording.aside.place)
         self._products(prefix, rows, stores)
-        query_norm, key_norm = self._norms(prefix, rows, stores)
+        if architecture.plain_head_norms(config, layer):
+            query_norm = key_norm = self._plain_norm(heads)
+        else:
+            query_norm, key_norm = self._norms(prefix, rows, stores)
         turns = architecture.rotation.turns(config, layer)
         window = architecture.window(config, layer)
         query_rope, key_rope = self._ropes.of_layer(turns, window > 0)
@@ -161,10 +164,10 @@ class AttentionLayers:
         self._output(prefix, rows)
 
     def _extent(self, window: int) -> tuple[int, int]:
-        """How many tokens a row sees up to and including its own (0 for all), and how many behind it."""
+        """The tokens that a row sees as attention_span.first_seen takes them, and how many it sees behind it."""
         config, architecture = self._recording.config, self._recording.architecture
         if architecture.causal if config.attention.causal is None else config.attention.causal:
-            return window, 0
+            return -window if architecture.chunked else window, 0
         if window and not architecture.causal:
             return window // 2 + 1, window // 2
         return window, _TO_THE_END
@@ -232,15 +235,17 @@ class AttentionLayers:
         )
         self._recording.add(sums.scale_by_gates, arguments)
 
+    def _plain_norm(self, heads: Heads) -> int:
+        """Address of the weights of a head's norm without weights: ones."""
+        return self._recording.builder.array(np.ones(heads.padded, np.float32))
+
     def _normalise_values(self, rows: _HeadRows) -> None:
         """Normalise value heads."""
         heads, recording = rows.heads, self._recording
-        weight = np.zeros(heads.padded, np.float32)
-        weight[: heads.size] = 1.0
         arguments = norms.NormHeads(
             x=rows.values.address,
             heads=heads.keys,
-            weight=recording.builder.array(weight),
+            weight=self._plain_norm(heads),
             padded=heads.padded,
             size=heads.size,
             epsilon=recording.plain_epsilon,

@@ -57,6 +57,7 @@ class ExpertLayers:
         rules = recording.architecture.experts
         self._scale = builder.scalar(rules.scale(config))
         self._normalise = self._sizes.normalise if rules.normalise is None else rules.normalise
+        self._ones = builder.array(np.ones(choices, np.float32)) if rules.of_inputs else 0
         self._sigmoid = rules.gating(config) is Gating.SIGMOID
 
     def score_early(self, prefix: str) -> None:
@@ -134,6 +135,13 @@ class ExpertLayers:
     def _route(self, prefix: str) -> None:
         """Choose each row's experts, and assign slots to the choices."""
         recording = self._recording
+        factors = recording.bias(prefix + "ffn_down_exps.scale", self._sizes.count).address
+        if factors and self._ones:
+            raise UnsupportedModelError(
+                f"{prefix}ffn_down_exps.scale: the native engine does not support factors of experts whose inputs are "
+                "weighted.",
+                remedy="The llama.cpp backend may: use --backend llama.",
+            )
         recording.add(
             experts.route,
             experts.Route(
@@ -150,7 +158,7 @@ class ExpertLayers:
                 expert_of_choice=self._expert_of_choice,
                 sigmoid=self._sigmoid,
                 biases=recording.bias(prefix + "exp_probs_b.bias", self._sizes.count).address,
-                factors=recording.bias(prefix + "ffn_down_exps.scale", self._sizes.count).address,
+                factors=factors,
                 groups=self._sizes.groups,
                 groups_used=self._sizes.groups_used,
             ),
@@ -181,6 +189,9 @@ class ExpertLayers:
                 packed=self._packed,
                 epsilon=recording.epsilon,
                 row_of_slot=self._row_of_slot,
+                used=self._sizes.used,
+                slot_of_choice=self._slot_of_choice,
+                weight_of_choice=self._weight_of_choice if self._ones else 0,
             ),
             stage=Stage.EXPERT,
         )
@@ -198,7 +209,7 @@ class ExpertLayers:
                 k=self._width,
                 used=self._sizes.used,
                 slot_of_choice=self._slot_of_choice,
-                weight_of_choice=self._weight_of_choice,
+                weight_of_choice=self._ones or self._weight_of_choice,
                 overwrites=x is not self._recording.x,
             ),
         )

@@ -135,7 +135,8 @@ class RopeTable:
         table[:, 0, :turning] = np.cos(angles) * self._scale
         table[:, 1, :turning] = np.sin(angles) * self._scale
         if self._growth is not None:
-            factors = 1.0 + self._growth.scale * np.log1p(positions // self._growth.length)
+            steps = (positions + self._growth.offset) // self._growth.length
+            factors = 1.0 + self._growth.scale * np.log1p(steps)
             table[:] = np.asarray(table, np.float32) * factors[:, None, None]
 
 
@@ -159,7 +160,6 @@ class Ropes:
         of_window = next((heads[i] for i in layers if slides[i]), of_all)
         two_sizes = (of_all.padded, of_all.rope_size) != (of_window.padded, of_window.rope_size)
         self._local = any(slides) and (two_sizes or windowed != (config.rope.base, scaling))
-        self._grows = config.rope.query_growth is not None
         self._components = rotation.components(config.rope.sections, of_all.rope_size // 2)
         factors = _factors(of_all, scaling, recording.loader, context)
         radians = frequencies(of_all.rope_size, config.rope.base, scaling, factors)
@@ -167,10 +167,17 @@ class Ropes:
         if self._local:
             local = frequencies(of_window.rope_size, *windowed, None)
             self._tables[LOCAL_ROPE] = RopeTable(of_window, local, magnitude(windowed[1]))
-        if rotation.before_norms or not all(rotation.turns(config, i) for i in layers):
+        some_unturned = not all(rotation.turns(config, i) for i in layers)
+        if rotation.before_norms or some_unturned:
             self._tables[NO_ROPE] = RopeTable(of_all, np.zeros(0), 1.0)
-        if config.rope.query_growth is not None:
-            self._tables[QUERY_ROPE] = RopeTable(of_all, radians, magnitude(scaling), config.rope.query_growth)
+        growth = config.rope.query_growth
+        self._grows, self._grows_unturned = (
+            growth is not None and not some_unturned,
+            growth is not None and some_unturned,
+        )
+        if growth is not None:
+            turned = (np.zeros(0), 1.0) if some_unturned else (radians, magnitude(scaling))
+            self._tables[QUERY_ROPE] = RopeTable(of_all, *turned, growth)
         if two_sizes and set(self._tables) > {GLOBAL_ROPE, LOCAL_ROPE}:
             raise UnsupportedModelError(
                 f"The native engine does not support heads of two sizes in models of the architecture "
@@ -186,7 +193,7 @@ class Ropes:
     def of_layer(self, turns: bool, windowed: bool) -> tuple[int, int]:
         """The indices of the tables for a layer's queries and keys. turns: whether the layer rotates heads."""
         if not turns:
-            return NO_ROPE, NO_ROPE
+            return QUERY_ROPE if self._grows_unturned else NO_ROPE, NO_ROPE
         if self._local and windowed:
             return LOCAL_ROPE, LOCAL_ROPE
         return QUERY_ROPE if self._grows else GLOBAL_ROPE, GLOBAL_ROPE

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
-from models.errors import TWO_SIZES, UnsupportedModelError
+from models.errors import TWO_SIZES, UnsupportedModelError, refusal
 from models.sizes import latents
 from models.sizes.latents import Latents
 from models.sizes.reading import (
@@ -21,6 +21,8 @@ from models.sizes.reading import (
 
 ALL_FIRST = {"laguna": 4, "modern-bert": 3, "smallthinker": 4}
 """Architectures whose first layer of each period has no window, with the period to use if the file states none."""
+# Tokens of a chunk in architectures whose windows are chunks, if the file does not state them, as llama.cpp assumes.
+_CHUNKS = {"llama4": 8192}
 # Default for Gemma 3n files that do not state it: all layers from this one on share keys and values.
 _SHARED_FROM = {"gemma3n": 20}
 
@@ -69,7 +71,7 @@ class AttentionSizes:
     # None if heads have keys and values of their own; else there is one key-value head, of the size that a token
     # stores.
     latents: Latents | None
-    # window, windowed, cap, causal: None if not stated. windowed: whether each layer has a window.
+    # window, windowed, cap, causal: None if not stated. window: or chunk. windowed: whether each layer has a window.
     window: int | None
     windowed: tuple[bool, ...] | None
     cap: float | None
@@ -91,8 +93,7 @@ def read(
     size = of_latents.stored if of_latents else _head_size(file, embedding // heads if heads else 2)
     rank, turned = of_latents.rank if of_latents else 0, _rope_size(file, size)
     usual = Heads(max(heads, 1), next((count for count in kv_heads if count), 1), size, turned, rank)
-    key = f"{name}.attention.sliding_window"
-    window = metadata.get_int(key, maximum=MAX_CONTEXT) if key in metadata else None
+    window = _window(file)
     windowed, causal = _windowed_layers(file, window), f"{name}.attention.causal"
     return AttentionSizes(
         usual=usual,
@@ -127,6 +128,20 @@ def _rope_size(file: ModelFile, head_size: int) -> int:
     if size % 2:
         raise ModelFileError(f"{file.path}: {key} is {size}, which must be even. Use another version of the model.")
     return size
+
+
+def _window(file: ModelFile) -> int | None:
+    """The width of windows that the file states, or the size of chunks.
+
+    Raises UnsupportedModelError if layers that usually have chunks have none.
+    """
+    metadata, name = file.metadata, file.architecture
+    key = f"{name}.attention.sliding_window"
+    if name not in _CHUNKS:
+        return metadata.get_int(key, maximum=MAX_CONTEXT) if key in metadata else None
+    if metadata.get(key) == 0:
+        raise refusal(file, f"{key} is 0: attention without chunks")
+    return metadata.get_int(f"{name}.attention.chunk_size", _CHUNKS[name], minimum=1, maximum=MAX_CONTEXT)
 
 
 def slides_in_period(period: int, layer: int, all_first: bool = False) -> bool:

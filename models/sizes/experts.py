@@ -12,7 +12,8 @@ _MAX_EXPERTS = 1024
 _ROUTER = "ffn_gate_inp.weight"
 _EXPERTS, _FUSED_EXPERTS = "ffn_up_exps.weight", "ffn_gate_up_exps.weight"
 _SHARED, _LATENT = "ffn_up_shexp.weight", "ffn_latent_down.weight"
-_SPREAD = ("nomic-bert-moe",)
+# Architectures of which one layer of each few has experts: the key of how many, and which of them.
+_SPREAD = {"nomic-bert-moe": ("moe_every_n_layers", 1), "llama4": ("interleave_moe_layer_step", -1)}
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ def read(file: ModelFile, layers: int) -> ExpertSizes | None:
         return None
     used = same_in_all_layers(file, key, count) if (key := f"{name}.expert_used_count") in metadata else 1
     groups, groups_used = _groups(file, count, used)
-    dense, period, gating = _dense_layers(file, layers), _period(file), f"{name}.expert_gating_func"
+    gating = f"{name}.expert_gating_func"
     return ExpertSizes(
-        layers=tuple(layer >= dense and (not period or layer % period == 1) for layer in range(layers)),
+        layers=tuple(_mixes(file, layers, layer) for layer in range(layers)),
         count=count,
         used=used,
         width=_width(file, first),
@@ -70,19 +71,19 @@ def first_prefix(file: ModelFile, layers: int) -> str:
     if file.architecture in scan.ALONE:
         first = next((layer for layer in range(layers) if f"blk.{layer}.{_ROUTER}" in file.tensors), 0)
     else:
-        first = int(_period(file) > 0) or _dense_layers(file, layers)
+        first = next((layer for layer in range(layers) if _mixes(file, layers, layer)), 0)
     return f"blk.{first}."
 
 
-def _dense_layers(file: ModelFile, layers: int) -> int:
-    """How many first layers have no experts."""
-    return file.metadata.get_int(f"{file.architecture}.leading_dense_block_count", 0, maximum=layers)
-
-
-def _period(file: ModelFile) -> int:
-    """The number of layers of which only the second has experts, 0 if experts are not distributed that way."""
-    key = f"{file.architecture}.moe_every_n_layers"
-    return file.metadata.get_int(key, 0, maximum=_MAX_EXPERTS) if file.architecture in _SPREAD else 0
+def _mixes(file: ModelFile, layers: int, layer: int) -> bool:
+    """Whether a layer has experts, if any layer has."""
+    metadata, name = file.metadata, file.architecture
+    dense = metadata.get_int(f"{name}.leading_dense_block_count", 0, maximum=layers)
+    if name not in _SPREAD:
+        return layer >= dense
+    key, which = _SPREAD[name]
+    period = metadata.get_int(f"{name}.{key}", 1, minimum=1, maximum=_MAX_EXPERTS)
+    return layer >= dense and layer % period == which % period
 
 
 def _width(file: ModelFile, prefix: str) -> int:

@@ -29,10 +29,18 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class QueryGrowth:
-    """Queries are multiplied by 1 + scale * log(1 + floor(position / length))."""
+    """Queries are multiplied by 1 + scale * log(1 + floor((position + offset) / length)).
+
+    In models that do not rotate heads in all layers, only those of the other layers are.
+    """
 
     scale: float
     length: int
+    offset: int = 0
+
+
+# Of architectures whose files do not state it.
+_GROWTH = {"llama4": QueryGrowth(scale=0.1, length=8192, offset=1)}
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,8 @@ def _checked_base(file: ModelFile, key: str, base: float, scaling: RopeScaling) 
 
 def _query_growth(file: ModelFile, length: int) -> QueryGrowth | None:
     """How queries grow with the position, None if the file does not state it."""
+    if file.architecture in _GROWTH:
+        return _GROWTH[file.architecture]
     scale = stated_number(file, "attention.temperature_scale")
     return QueryGrowth(scale, length) if scale else None
 

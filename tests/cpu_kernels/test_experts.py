@@ -145,23 +145,28 @@ def test_a_score_that_is_not_a_number_is_not_hidden(normalise: bool) -> None:
     assert np.isfinite(np.delete(weights, 2, axis=0)).all()
 
 
-def test_rows_of_slots_are_normalised_and_packed() -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_of_slots_are_normalised_weighted_and_packed(weighted: bool) -> None:
     random = np.random.default_rng(9)
     x, weight = aligned(3 * K, np.float32), aligned(K, np.float32)
     x[:], weight[:] = random.standard_normal(x.size), random.standard_normal(K)
-    rows, epsilon = np.array([2, 0, -1, -1, 1, 2, 2, -1], np.int32), np.array([1e-5], np.float32)
+    rows, epsilon = np.array([2, 0, -1, -1, 1, 2, -1, -1], np.int32), np.array([1e-5], np.float32)
     act = Activations(K)
     step = act.step(len(rows), WIDTH)
     step[int(Step.ROWS) + int(Stage.EXPERT)], step[int(Step.WIDTH) + int(Stage.EXPERT)] = len(rows), WIDTH
     arguments = (address(x), 4 * K, address(weight), K, int(Form.FLOATS), address(act.descriptors), address(epsilon))
-    op = operation(*arguments, address(rows))
+    choices, weights = np.array([1, 7, 4, 7, 0, 5], np.int32), random.standard_normal(6).astype(np.float32)
+    op = operation(*arguments, address(rows), 2, address(choices), address(weights) if weighted else 0)
     op[5] = Stage.EXPERT
     run_on_threads(experts.expert_pack, op, step, 2)
     wide = x.reshape(3, K).astype(np.float64)
     normalised = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-5) * weight
     got = act.values(Act.FLOATS, np.float32, len(rows), WIDTH, K)
     used = rows >= 0
-    np.testing.assert_allclose(got[used], normalised[rows[used]], rtol=1e-6, atol=1e-7)
+    expected = normalised[rows[used]]
+    if weighted:
+        expected *= weights[[list(choices).index(slot) for slot in np.flatnonzero(used)]][:, None]
+    np.testing.assert_allclose(got[used], expected, rtol=1e-6, atol=1e-7)
     assert not got[~used].any()
 
 

@@ -116,6 +116,35 @@ MIXTURES["laguna-odd"] = replace(
     },
     added={**SHARED_EXPERT, **CHOICE_BIAS, "attn_gate.weight": "queries, width"},
 )
+# As Llama 4 Scout, with a chunk of 8,192 tokens, and as Maverick, with experts in every other layer and no head norms.
+MIXTURES["llama4"] = Synthetic(
+    "llama4",
+    layers=5,
+    tied=False,
+    experts=16,
+    extra={
+        "expert_used_count": 1,
+        "interleave_moe_layer_step": 1,
+        "expert_feed_forward_length": 128,
+        "expert_shared_feed_forward_length": 128,
+        "rope.dimension_count": 64,
+        "rope.freq_base": 500_000.0,
+    },
+    factors={"rope_freqs.weight": 8.0},
+    added=SHARED_EXPERT,
+)
+MIXTURES["llama4-every-other"] = replace(
+    MIXTURES["llama4"],
+    experts=128,
+    embedding=128,
+    extra={**MIXTURES["llama4"].extra, "interleave_moe_layer_step": 2, "expert_feed_forward_length": 64,
+           "expert_shared_feed_forward_length": 64},
+)  # fmt: skip
+# With chunks of another size, which llama.cpp does not read.
+CHUNKED = {
+    name: replace(MIXTURES["llama4"], extra={**MIXTURES["llama4"].extra, "attention.chunk_size": size})
+    for name, size in (("llama4-chunks", 32), ("llama4-chunks-of-40", 40))
+}
 MIXTURES["smallthinker"] = Synthetic(
     "smallthinker",
     layers=5,

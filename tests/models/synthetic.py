@@ -299,7 +299,7 @@ def _has(model: Synthetic, layer: int, name: str) -> bool:
 def _dense(model: Synthetic, layer: int) -> bool:
     """Whether a layer has no experts."""
     period = model.extra.get("moe_every_n_layers", 0)
-    in_turn = not period or layer % period == 1
+    in_turn = (not period or layer % period == 1) and (layer + 1) % model.extra.get("interleave_moe_layer_step", 1) == 0
     return layer < model.extra.get("leading_dense_block_count", 0) or not in_turn
 
 

@@ -1,5 +1,6 @@
 """Every native architecture against llama.cpp: logits of prompts of many lengths, at once and token by token."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ SEEDS = {
     "gemma4-moe": 11,
     "granitemoe": 10,
     "kimi-linear-odd": 11,
+    "llama4": 10,
     "qwen3moe": 10,
     "qwen3moe-listed": 10,
     "qwen3vlmoe": 10,
@@ -54,6 +56,23 @@ def test_logits_equal_llama_cpp(name: str, tmp_path: Path) -> None:
             runner.free_sequence(sequence)
     finally:
         runner.close()
+
+
+@pytest.mark.slow
+def test_llama_4_sees_chunks_as_llama_cpp_does(tmp_path: Path) -> None:
+    """llama.cpp's chunks have 8,192 tokens, whatever a file states. With one expert, rounding decides nothing."""
+    extra = {**MODELS["llama4"].extra, "rope.dimension_count": 32}
+    sizes = {"embedding": 64, "heads": 1, "kv_heads": 1, "head": 32, "layers": 4, "experts": 1, "context": 16384}
+    path = write(replace(MODELS["llama4"], extra=extra, **sizes), tmp_path / "model.gguf")
+    tokens = np.random.default_rng(SEED).integers(0, 320, 8192 + 600).tolist()
+    expected = llama_oracle.prefill_logits(path, tokens, EXACT)
+    with open_model(path) as file:
+        runner = NativeRunner(file, kv_bytes=64 << 20)
+    sequence = runner.create_sequence()
+    ours = np.concatenate([_run(runner, sequence, tokens[at : at + 500]) for at in range(0, len(tokens), 500)])
+    assert runner.reusable(sequence, 8000) == 0
+    runner.close()
+    np.testing.assert_allclose(ours, expected, atol=TOLERANCE * 4 * expected.std())
 
 
 def _run(runner: NativeRunner, sequence: int, tokens: list[int]) -> np.ndarray:

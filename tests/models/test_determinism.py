@@ -11,6 +11,7 @@ from cpu_kernels.records import Barrier, Op
 from gguf_io import open_model
 from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
+from tests.models.mixture_models import CHUNKED
 from tests.models.synthetic import write
 
 RunnerT = TypeVar("RunnerT", bound=NativeRunner)
@@ -23,8 +24,8 @@ LENGTH = 300
 # qwen35 gated delta networks and gated attention, kimi-linear states that forget each value at a rate of its own,
 # deepseek2 latents, groups of experts, and 20 heads that share a stored row, smallthinker experts that are chosen
 # before attention, apertus activations with factors of a layer's own, laguna gates and other numbers of heads in some
-# layers, granitehybrid selective scans, falcon-h1 scans beside attention, nemotron_h layers of one part each, mamba2
-# no attention.
+# layers, llama4 chunks and experts whose inputs are weighted, granitehybrid selective scans, falcon-h1 scans beside
+# attention, nemotron_h layers of one part each, mamba2 no attention.
 NAMES = (
     "llama",
     "qwen3",
@@ -55,6 +56,7 @@ NAMES = (
     "apertus-odd",
     "laguna",
     "laguna-odd",
+    "llama4-chunks-of-40",
     "granitehybrid",
     "granitehybrid-odd",
     "granitehybrid-moe",
@@ -73,7 +75,7 @@ FOUR_BITS: KVTypes = ("q4_0", "q4_0")
 CASES = (
     [(name, KV_TYPES[0]) for name in NAMES]
     + [("llama", types) for types in KV_TYPES[1:]]
-    + [(name, KV_TYPES[1]) for name in ("gemma2", "gemma4", "deepseek2")]
+    + [(name, KV_TYPES[1]) for name in ("gemma2", "gemma4", "deepseek2", "llama4-chunks-of-40")]
     + [("llama", types) for types in (FOUR_BITS, ("q8_0", "q4_0"), ("q4_0", "f16"))]
     + [(name, FOUR_BITS) for name in ("gemma2", "gemma4")]
 )
@@ -82,7 +84,7 @@ CASES = (
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{'-'.join(case[1])}")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, KVTypes]:
     name, types = request.param
-    return write(MODELS[name], tmp_path_factory.mktemp("models") / f"{name}.gguf"), types
+    return write({**MODELS, **CHUNKED}[name], tmp_path_factory.mktemp("models") / f"{name}.gguf"), types
 
 
 def open_runner(case: tuple[Path, KVTypes], threads: int | None = None) -> NativeRunner:

@@ -97,6 +97,21 @@ def test_a_second_embedding_that_is_too_wide(tmp_path: Path) -> None:
         load(replace(SMALL, beside={"per_layer_proj_norm.weight": "1048577"}), tmp_path / "model.gguf")
 
 
+def test_llama_4_without_chunks(tmp_path: Path) -> None:
+    extra = {**MODELS["llama4"].extra, "attention.sliding_window": 0}
+    with pytest.raises(
+        UnsupportedModelError, match=r"llama4\.attention\.sliding_window is 0: attention without chunks"
+    ):
+        load(replace(MODELS["llama4"], extra=extra), tmp_path / "model.gguf")
+
+
+def test_factors_of_experts_whose_inputs_are_weighted(tmp_path: Path) -> None:
+    model = MODELS["llama4"]
+    added = {**model.added, "ffn_down_exps.scale": "experts"}
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ffn_down_exps\.scale: .*factors of experts"):
+        load(replace(model, added=added), tmp_path / "model.gguf")
+
+
 @pytest.mark.parametrize("shape", ["inner, width", ""])
 def test_gates_of_another_number(shape: str, tmp_path: Path) -> None:
     model = MODELS["laguna"]

@@ -32,7 +32,7 @@ def rows(found: RopeTable, first: int, last: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "spans", [[(0, 0)], [(255, 256)], [(100_000, 100_511)], [(5, 9), (70_000, 70_000), (300, 301)]]
 )
-@pytest.mark.parametrize("growth", [None, QueryGrowth(0.1, 64)])
+@pytest.mark.parametrize("growth", [None, QueryGrowth(0.1, 64), QueryGrowth(0.1, 64, offset=1)])
 def test_entries_are_cosines_and_sines_of_their_positions(
     spans: list[tuple[int, int]], growth: QueryGrowth | None
 ) -> None:
@@ -48,7 +48,7 @@ def test_entries_are_cosines_and_sines_of_their_positions(
             1.25 * np.sin(positions * RADIANS),
         )
         if growth is not None:
-            expected *= (1 + growth.scale * np.log1p(positions // growth.length))[:, :, None]
+            expected *= (1 + growth.scale * np.log1p((positions + growth.offset) // growth.length))[:, :, None]
         np.testing.assert_allclose(rows(found, first, last), expected, rtol=1e-6, atol=1e-6)
 
 

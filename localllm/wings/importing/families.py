@@ -86,6 +86,12 @@ _GPT_OSS = (
     TensorRule(_OSS + "down_proj_bias", r"model.layers.\1.mlp.experts.down_proj.bias"),
     TensorRule(_OSS + "down_proj", r"model.layers.\1.mlp.experts.down_proj.weight", _turned),
 )
+_LLAMA4 = (
+    *_split(_LAYER + r"feed_forward\.experts\.gate_up_proj", r"model.layers.\1.feed_forward.experts.{}.weight",
+            lambda index: lambda matrix, config: half(index)(Turned(matrix), config)),
+    TensorRule(_LAYER + r"feed_forward\.experts\.down_proj",
+               r"model.layers.\1.feed_forward.experts.down_proj.weight", _turned),
+)  # fmt: skip
 _LATENTS = (
     TensorRule(_LAYER + r"self_attn\.kv_b_proj\.weight", r"model.layers.\1.self_attn.k_b_proj.weight",
          lambda matrix, config: Turned(_of_heads(matrix, config, True))),
@@ -174,6 +180,8 @@ FAMILIES: dict[str, Family] = {
     "exaone": Family("exaone", remote_code.exaone, expects={"activation_function": "silu"}),
     "minicpm": Family("minicpm", remote_code.minicpm, permuted=True, tied=True),
     "internlm2": Family("internlm2", expects={"bias": False}, permuted=True, rules=remote_code.INTERNLM2),
+    "llama4_text": Family("llama4", stated.llama4, rules=_LLAMA4,
+                          expects={"attention_bias": False, "attn_scale": 0.1, "floor_scale": 8192}),
     "apertus": Family("apertus", expects={"post_norm": False, "qk_norm": True}, activations=("xielu",), rules=XIELU),
     "laguna": Family("laguna", stated.laguna, rules=_LAGUNA, rope="full_attention", table="step35",
                      expects={"moe_apply_router_weight_on_input": False, "moe_router_logit_softcapping": 0.0,

@@ -11,6 +11,7 @@ from localllm.wings.importing.rotation import Keys
 
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 _EXAONE_32B_LAYERS = 64
+_EXPERTS_OF_MAVERICK = 128  # whose heads are not normalised
 
 
 def together(*makers: Callable[[Config], Keys]) -> Callable[[Config], Keys]:
@@ -121,6 +122,26 @@ def cohere2(config: Config) -> Keys:
         "logit_scale": config.number("logit_scale", 1.0),
         "attention.layer_norm_epsilon": config.number("layer_norm_eps", 1e-5),
     }
+
+
+def llama4(config: Config) -> Keys:
+    layers, step = range(config.layers), config.whole("interleave_moe_layer_step", 1)
+    turns = [int((layer + 1) % 4 != 0) for layer in layers]
+    keys: Keys = {
+        **experts(config),
+        "feed_forward_length": config.whole("intermediate_size_mlp"),
+        "expert_feed_forward_length": config.whole("intermediate_size"),
+        "interleave_moe_layer_step": step,
+        "attention.chunk_size": config.whole("attention_chunk_size"),
+    }
+    config.expect_all(
+        layer_types=["chunked_attention" if turned else "full_attention" for turned in turns],
+        moe_layers=[layer for layer in layers if step and (layer + 1) % step == 0],
+        use_qk_norm=keys["expert_count"] != _EXPERTS_OF_MAVERICK,
+    )
+    config.expect("no_rope_layers", turns, [])
+    config.expect("attn_temperature_tuning", True, 4)
+    return keys
 
 
 def ministral3(config: Config) -> Keys:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _PIECE = 4 << 20  # values held as floats at a time
 _EXPERT = re.compile(r"(.+\.experts|.*altup(?:_unembed)?_projections)\.(\d+)\.(.+)")
 _UNUSED = re.compile(r".*(rotary(_emb)?\.inv_freq|\.attention\.(masked_)?bias|\.position_ids)$")
-_OTHER_PARTS = ("vision_tower.", "visual.", "multi_modal_projector.", "audio_tower.", "mtp.", "embed_vision.",
-                "embed_audio.")  # fmt: skip
+_OTHER_PARTS = ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.", "mtp.",
+                "embed_vision.", "embed_audio.")  # fmt: skip
 _SUFFIXES = (".weight", ".bias", ".scale")
 _OF_TOKENS = ("token_embd.weight", "per_layer_token_embd.weight")
 

@@ -84,6 +84,8 @@ def test_experts_that_are_stored_transposed(folder: Callable[..., Path], tmp_pat
         ("falcon_h1-norm", {"mamba_norm_before_gate": True}, "mamba_norm_before_gate is True"),
         ("nemotron_h", {"layers_block_type": ["moe", "mlp", "full_attention", "linear_attention"]}, "with experts and"),
         ("nemotron_h", {"layers_block_type": ["other"]}, "layers are .'other'."),
+        ("llama4_text", {"no_rope_layers": [1, 1, 1, 1]}, "no_rope_layers"),
+        ("llama4_text", {"use_qk_norm": False}, "use_qk_norm is False"),
         ("laguna", {"gating": "other"}, "gating is 'other'"),
         ("laguna", {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping is 5.0"),
         ("apertus", {"post_norm": True}, "post_norm is True"),
