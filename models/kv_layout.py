@@ -66,10 +66,11 @@ class WindowLayers:
 
     @property
     def apart(self) -> int:
-        """The distance between places of a long text where the window is kept."""
-        if self.chunked:
-            return self.window  # a row at a chunk's start needs no other
-        return -(-_WINDOWS_APART * self.window // _LEAST_APART) * _LEAST_APART
+        """The distance between places of a long text where the window is kept.
+
+        For chunks, their size: a row at a chunk's start needs no other token.
+        """
+        return -(-self.window * (1 if self.chunked else _WINDOWS_APART) // _LEAST_APART) * _LEAST_APART
 
 
 def most_rows(config: ModelConfig) -> int:

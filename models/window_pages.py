@@ -78,9 +78,14 @@ class WindowPages:
         return int(np.count_nonzero(self._holders[pages] == 1))
 
     def keep(self, pages: NDArray[np.intp]) -> None:
-        """Keep the window in these pages of a sequence, which end where the sequence may be cut."""
+        """Keep the window in these pages of a sequence, which end where the sequence may be cut.
+
+        Of windows that end in the same page, the one that begins first holds all others.
+        """
         last = int(pages[-1])
         before = self._kept.pop(last, None)
+        if before is not None and len(before) > len(pages):
+            pages = before
         self._windows[pages] += 1
         self._kept[last] = pages
         if before is not None:

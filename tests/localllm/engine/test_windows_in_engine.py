@@ -173,7 +173,7 @@ def test_turns_and_edits_compute_what_is_new(path: Path, runner: Counting, refer
     engine.close()
 
 
-def test_a_branch_that_nothing_kept_is_computed_once(runner: Counting, reference: NativeRunner) -> None:
+def test_a_branch_that_nothing_kept_is_computed_once(path: Path, runner: Counting, reference: NativeRunner) -> None:
     engine = Engine(runner, FakeVocabulary())
     common = text(9, 700)
     answer(engine, common + text(10, 300), most=2)
@@ -191,7 +191,7 @@ def test_a_branch_that_nothing_kept_is_computed_once(runner: Counting, reference
     held = int((shown.page_holders > 0).sum()) + shown.window_pages
     assert 0 < shown.window_pages <= held <= stats.pages_total - stats.pages_free <= held + 1
     assert shown.kept_window_pages > 0
-    assert computed[0] == 761
+    assert computed[0] == (700 % 32 + 61 if is_chunked(path) else 761)
     assert max(computed[1:]) <= 62 + PAGE
     engine.close()
 
@@ -237,8 +237,8 @@ def test_memory_for_one_chat_serves_many_in_turn(path: Path, reference: NativeRu
     engine, random = start(), np.random.default_rng(20)
     chats: list[list[int]] = [text(20 + at, 150 + 100 * at) for at in range(4)]
     restored = 0
-    for _ in range(25):
-        if random.random() < 0.2:
+    for turn in range(25):
+        if turn % 5 == 4:
             restored += engine.stats().reused_disk_tokens
             engine.close()
             engine = start()
