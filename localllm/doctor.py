@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import httpx2
 import psutil
 
+from cpu_kernels.cores import usable_cores
+from cpu_kernels.isa import ISA, Isa
+from cpu_kernels.kernel_cache import SUFFIX, cache_directory, cache_root, portable_kernels
+from cpu_kernels.tuning import prefetch
+from gpu_offload.builds import processor_command
+from gpu_offload.errors import LlamaCppMissingError
 from localllm.engine.disk_cache import disk_cache_folder
 from localllm.errors import SettingsError, reason
 from localllm.files import listed
@@ -20,6 +27,7 @@ from localllm.library.names import OLLAMA_HOST
 from localllm.library.own_store import free_bytes
 from localllm.packed import packed_folder
 from localllm.settings import Settings, config_path, load_settings, sessions_path
+from localllm.speed.kept import all_kept
 from localllm.stored import size_of
 
 LITTLE_MEMORY_BYTES = 2 << 30
@@ -75,9 +83,6 @@ def check_python() -> Check:
 
 def check_processor() -> Check:
     """Cores, the instruction set that the kernels are compiled for, and how far ahead they prefetch weights."""
-    from cpu_kernels.cores import usable_cores
-    from cpu_kernels.isa import ISA, Isa
-    from cpu_kernels.tuning import prefetch
 
     found = f"{usable_cores()} cores, kernels for {ISA}, weights prefetched {prefetch()}"
     if ISA is Isa.PORTABLE:
@@ -98,7 +103,6 @@ def check_memory() -> Check:
 
 def check_speed() -> Check:
     """The stored measurements of this machine by thread count. Measures nothing itself."""
-    from localllm.speed.kept import all_kept
 
     found = [
         f"on {kept.threads} thread{'s' if kept.threads > 1 else ''} {kept.read / 1e9:.1f} GB/s, {kept.int8 / 1e9:,.0f} "
@@ -113,9 +117,7 @@ def check_speed() -> Check:
 
 def check_gpu() -> Check:
     """GPUs that llama.cpp can use; and if there are none, GPUs that it could use with another build."""
-    from gpu_offload.builds import processor_command
     from gpu_offload.devices import gpus
-    from gpu_offload.errors import LlamaCppMissingError
     from gpu_offload.found_gpus import found_gpus
 
     why, without = "the installed llama.cpp was not built for it", ""
@@ -134,7 +136,6 @@ def check_gpu() -> Check:
 
 def check_written_folders(settings: Settings) -> Iterator[Check]:
     """All folders that localllm writes to."""
-    from cpu_kernels.kernel_cache import cache_root
 
     other = "Choose another folder with"
     lost = f"No model can be pulled or made. {other} model_store (LOCALLLM_MODEL_STORE)."
@@ -164,7 +165,6 @@ def check_folder(what: str, folder: Path, otherwise: str, state: State = State.A
 
 def check_kernels() -> Check:
     """Whether there are kernels for this processor and version, and whether all of them passed their self-check."""
-    from cpu_kernels.kernel_cache import SUFFIX, cache_directory, portable_kernels
 
     folder, portable = cache_directory(), portable_kernels()
     if portable:
@@ -229,7 +229,6 @@ def check_model_folder(folder: Path) -> Check:
 
 def check_network(address: str) -> Check:
     """Whether a host answers at all."""
-    import httpx2
 
     try:
         httpx2.head(address, timeout=NETWORK_TIMEOUT_S)

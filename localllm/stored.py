@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from cpu_kernels.kernel_cache import cache_root
 from gguf_io.system import disk_bytes
 from localllm.engine.disk_cache import DEFAULT_BYTES, DEFAULT_SHARE, disk_cache_folder
 from localllm.errors import RequestError
@@ -20,16 +21,15 @@ from localllm.packed import DEFAULT_SHARE as PACKED_SHARE
 from localllm.packed import PACKED_NAME, packed_folder
 from localllm.semantic.store import store_path
 from localllm.settings import Settings, config_path, indexes_folder, journal_path, sessions_path
+from localllm.speed.kept import kept_path
 
 
 def _kernels() -> Path:
-    from cpu_kernels.kernel_cache import cache_root  # slow to import
 
     return cache_root()
 
 
 def _speeds() -> Path:
-    from localllm.speed.kept import kept_path  # as above
 
     return kept_path()
 

@@ -1,5 +1,7 @@
 """The `localllm chat` command. Heavy imports are deferred until it runs."""
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +9,7 @@ import typer
 
 from localllm.errors import RequestError
 from localllm.front.options import COMPUTING, Remote, model_names, setting_flags, with_flags
+from tui.main import model_and_prompt, open_chat
 
 
 @with_flags(COMPUTING, after="prompt")
@@ -30,10 +33,7 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     A single argument is the prompt if it has spaces or marks such as "?" or "!", else the model.
     """
-    import importlib.util
-    import sys
 
-    from tui.main import model_and_prompt, open_chat
     from tui.terminal import in_browser
 
     if model is not None and prompt is None:

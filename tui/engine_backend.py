@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING
 from localllm.answer.placeholders import has_images
 from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError
+from localllm.library.entry import Source
+from localllm.library.errors import ModelNotFoundError
+from localllm.library.lookup import find
+from localllm.library.names import ModelName
+from localllm.library.places import own_store
 from localllm.settings import Settings
 from tui.backend import ModelChoice, ModelInfo
 
@@ -47,7 +52,6 @@ class EngineBackend:
         """Frees the current model before loading the new one, so memory never holds both."""
         from gguf_io import open_model
         from localllm.front.models import FoundModel, find_or_pull
-        from localllm.library.lookup import find
 
         with self._lock:
             settings = self._settings_with({})
@@ -106,11 +110,7 @@ class EngineBackend:
     def save(self, name: str, recipe: "Modelfile") -> None:
         """Does not copy the weights. Raises RequestError if the name exists."""
         from localllm.library.create import create
-        from localllm.library.errors import ModelNotFoundError
-        from localllm.library.lookup import find
-        from localllm.library.names import ModelName
         from localllm.library.own_store import OwnStore
-        from localllm.library.places import own_store
 
         settings, found, target = self._settings_with({}), self._found, ModelName.parse(name)
         if found is None:
@@ -155,7 +155,6 @@ class EngineBackend:
 
 
 def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings, name: str) -> ModelInfo:
-    from localllm.library.entry import Source
 
     converses = not model.template.is_default
     notice = None

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
+from textual.binding import Binding
 from textual.logging import TextualHandler
 
 from localllm.chats import SessionStore
@@ -22,8 +23,14 @@ from localllm.settings import Settings, config_path, load_settings, read_toml, s
 from localllm.text import nearest, shortened
 from tui.app import ChatApp
 from tui.backends import open_backend, remembered_as
+from tui.screens.approval import ApprovalScreen
+from tui.screens.chat import ChatScreen
+from tui.screens.chat_view import ChatView
 from tui.terminal import Abilities, ask_terminal, in_browser
+from tui.widgets.find import FindBar
+from tui.widgets.messages import MessageView
 from tui.widgets.pictures import use_pictures
+from tui.widgets.prompt import Prompt
 
 
 def run_chat(
@@ -98,20 +105,12 @@ def _close(store: SessionStore) -> None:
 
 def actions() -> list[str]:
     """Names of all actions with a key binding, sorted. A dotted prefix says where the key works."""
-    from textual.binding import Binding
 
-    from tui.app import ChatApp
-    from tui.screens.approval import ApprovalScreen
-    from tui.screens.chat import ChatScreen
-    from tui.screens.chat_view import ChatView
     from tui.screens.inspector import InspectorScreen
     from tui.screens.models import ModelsScreen
     from tui.screens.parameters import ParametersScreen
     from tui.screens.question import QuestionScreen
     from tui.screens.sessions import SessionsScreen
-    from tui.widgets.find import FindBar
-    from tui.widgets.messages import MessageView
-    from tui.widgets.prompt import Prompt
 
     panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen, ApprovalScreen, QuestionScreen)
     owners = (ChatApp, ChatView, ChatScreen, Prompt, FindBar, MessageView, *panels)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gguf_io.system import terminal_restorer, unbuffered_keys
+from localllm.front.terminal import fail
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -74,7 +75,6 @@ def go_on_watched() -> None:
     restore()
     sys.stdout.write(_RESET)
     sys.stdout.flush()
-    from localllm.front.terminal import fail
 
     name = signal.Signals(killed_by).name
     fail(f"The chat was ended by {name}. It is saved: F3 lists it after the next start.")

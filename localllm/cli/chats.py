@@ -9,6 +9,7 @@ import typer
 
 from localllm.errors import RequestError
 from localllm.front.terminal import answer, note
+from localllm.settings import sessions_path
 from localllm.text import counted, harmless, shortened, table
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ def chats(
     """
     from localllm.chats import SessionStore
     from localllm.chats.importing import compare, read_export, take
-    from localllm.settings import sessions_path
 
     if action not in (None, "import"):
         raise RequestError(f"`localllm chats` has no action {action!r}. Choose import, or none to list the chats.")

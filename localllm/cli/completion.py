@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
+from typer.completion import get_completion_script  # type: ignore[attr-defined] # importable from here in all versions
 
 from localllm.front.options import COMPLETION_VARIABLE, PROGRAM
 from localllm.front.terminal import answer
@@ -44,7 +45,6 @@ def completion(
     For bash, put this into ~/.bashrc: eval "$(localllm completion bash)". For zsh the same, after compinit, into
     ~/.zshrc. For fish, write the output to ~/.config/fish/completions/localllm.fish; for PowerShell, into $PROFILE.
     """
-    from typer.completion import get_completion_script  # type: ignore[attr-defined] # see cli.main
 
     script = BASH
     if shell is not Shell.BASH:

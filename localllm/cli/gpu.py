@@ -7,6 +7,7 @@ import typer
 from localllm.errors import RequestError
 from localllm.front.options import setting_flags
 from localllm.front.terminal import StatusLine, answer, note
+from localllm.settings import load_settings
 
 _NONE = "No GPU was found: neither NVIDIA's driver nor a Vulkan driver reports one. Install the GPU's driver first."
 
@@ -34,7 +35,6 @@ def gpu(
     """
     from gpu_offload.builds import BUILDS, build_for, compile_command
     from gpu_offload.found_gpus import found_gpus
-    from localllm.settings import load_settings
 
     if action not in (None, "install"):
         raise RequestError(f"`localllm gpu` has no action {action!r}. Choose install, or none to show the GPUs.")

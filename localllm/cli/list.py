@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from localllm.front.options import AsJson
 from localllm.front.terminal import answer, note
+from localllm.settings import load_settings
 from localllm.text import human_bytes, human_count, human_speed, table
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ def list_models(as_json: AsJson = False) -> None:
     from localllm.choices import described
     from localllm.library.entry import Source
     from localllm.library.lookup import all_models
-    from localllm.settings import load_settings
 
     settings = load_settings({})
     rows = described(all_models(settings), settings)

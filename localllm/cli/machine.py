@@ -12,6 +12,7 @@ import typer
 from localllm.errors import RequestError
 from localllm.front.options import AsJson
 from localllm.front.terminal import ExitCode, answer, fail, note
+from localllm.settings import load_settings
 from localllm.text import human_bytes, table
 
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ def cache(
 
     Afterwards kernels are compiled again, prompts recomputed, weights packed again, and folders indexed again.
     """
-    from localllm.settings import load_settings
     from localllm.stored import cleared, stored_places
 
     if what is not None or delete is not None or measure is not None:

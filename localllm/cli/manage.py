@@ -8,6 +8,9 @@ from localllm.errors import RequestError
 from localllm.front.options import model_names
 from localllm.front.pulling import with_progress
 from localllm.front.terminal import ExitCode, StatusLine, fail, note, warn
+from localllm.library.errors import LibraryError
+from localllm.library.names import plain
+from localllm.settings import load_settings
 from localllm.text import counted, human_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +30,6 @@ def remove(
     from localllm.library.lookup import stored_name
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store
-    from localllm.settings import load_settings
 
     if not names and not unfinished:
         raise RequestError("Name a model to remove; `localllm list` shows them, with their source.")
@@ -49,7 +51,6 @@ def copy(
     from localllm.library.lookup import stored_name
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store
-    from localllm.settings import load_settings
 
     OwnStore(own_store(load_settings({}))).copy(stored_name(source), stored_name(target))
     note(f"{target} is here.")
@@ -69,10 +70,8 @@ def verify(
     """
     from localllm.library.entry import Source
     from localllm.library.lookup import find, wanted_names
-    from localllm.library.names import plain
     from localllm.library.places import ollama_stores, own_store
     from localllm.library.stores import UnusableError, damaged_blobs, stored_models
-    from localllm.settings import load_settings
 
     settings = load_settings({})
     stores = [(own_store(settings), Source.OWN), *((store, Source.OLLAMA) for store in ollama_stores())]
@@ -106,7 +105,6 @@ def verify(
 
 def _repaired(name: str, settings: "Settings", damaged: "Collection[Path]") -> bool:
     """Pull a model's damaged files again; on failure, report it and return False."""
-    from localllm.library.errors import LibraryError
     from localllm.library.pull import pull
 
     try:

@@ -13,6 +13,8 @@ import typer
 from localllm.errors import LocalLLMError, RequestError
 from localllm.front.options import COMPUTING, AsJson, Model, setting_flags, with_flags
 from localllm.front.terminal import ExitCode, StatusLine, answer
+from localllm.library.errors import LibraryError, ModelNotFoundError
+from localllm.settings import load_settings
 from localllm.text import human_bytes, human_speed, table
 
 if TYPE_CHECKING:
@@ -70,7 +72,6 @@ def plan(
     the table are MiB.
     """
     from gpu_offload.known_gpus import imagined_gpu
-    from localllm.settings import load_settings
 
     settings = load_settings(setting_flags(given))
     if gpu_memory and settings.backend == "native":
@@ -180,7 +181,6 @@ def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Previ
     Raises what `find` and a pull raise.
     """
     from gguf_io import open_model
-    from localllm.library.errors import LibraryError, ModelNotFoundError
     from localllm.library.lookup import find
     from localllm.library.preview import previewed
 

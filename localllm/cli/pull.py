@@ -6,6 +6,7 @@ import typer
 
 from localllm.front.pulling import with_progress
 from localllm.front.terminal import note
+from localllm.settings import load_settings
 
 
 def pull(
@@ -16,7 +17,6 @@ def pull(
     An interrupted pull is resumed. Every file is verified against its SHA-256.
     """
     from localllm.library.pull import pull as pull_model
-    from localllm.settings import load_settings
 
     settings = load_settings({})
     model = with_progress(name, lambda progress: pull_model(name, settings, progress))
@@ -36,7 +36,6 @@ def push(
     """
     from localllm.library.lookup import stored_name
     from localllm.library.push import push as push_model
-    from localllm.settings import load_settings
 
     model, settings = stored_name(name), load_settings({})
     with_progress(name, lambda progress: push_model(model, settings, progress, insecure), "push")

@@ -1,12 +1,15 @@
 """localllm serve: the REST server."""
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm.errors import RequestError
+from localllm.files import user_path
 from localllm.front.options import COMPUTING, Remote, refuse_beside_remote, setting_flags, with_flags
 from localllm.front.terminal import note
+from localllm.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +54,6 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     the API key of LOCALLLM_API_KEY, or of a file, if one is set. With --remote, the models of a server of OpenAI's
     protocol are served. Defaults are in brackets.
     """
-    import os
 
     from localllm.server.options import with_ollama_variables
     from localllm.server.serve import serve as run_server
@@ -75,12 +77,9 @@ def checked_options(
 
     Tools on the page always need a key there, and a folder.
     """
-    import os
 
-    from localllm.files import user_path
     from localllm.remote.connection import is_local
     from localllm.server.options import server_options
-    from localllm.settings import load_settings
 
     settings = load_settings(flags, environment)
     options = server_options(settings)

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli.main import application
+from localllm.cli.serve import checked_options
 from localllm.errors import RequestError
+from localllm.front.local_server import LocalServer
+from localllm.front.options import setting_flags
 from localllm.front.terminal import answer, note, warn
 
 if TYPE_CHECKING:
@@ -70,9 +74,6 @@ def _install(manager: "Manager", options: list[str], yes: bool) -> None:
 
 def _checked(options: list[str]) -> tuple[str, int]:
     """The address and grace_s of a server with these options. Raises RequestError if `serve` would refuse them."""
-    from localllm.cli.main import application
-    from localllm.cli.serve import checked_options
-    from localllm.front.options import setting_flags
     from localllm.remote.connection import Endpoint, reachable
 
     group = typer.main.get_command(application({"serve": "localllm.cli.serve:serve"}))
@@ -102,7 +103,6 @@ def _confirm(question: str, yes: bool) -> None:
 
 def _show_state(manager: "Manager") -> None:
     from localllm import service as services
-    from localllm.front.local_server import LocalServer
 
     services.check_session(manager)
     url = services.address(manager) or ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from localllm.front.options import AsJson, Model
 from localllm.front.terminal import answer
+from localllm.settings import load_settings
 from localllm.text import human_bytes, human_count, table
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ def show(model: Model, as_json: AsJson = False) -> None:
     from localllm.library.summary import summarize
     from localllm.placement.backends import loaded_projector, native_kv_types
     from localllm.placement.memory import memory_of
-    from localllm.settings import load_settings
 
     settings = load_settings({})
     found = find(model, settings)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf_io.system import OWN_SESSION, open_own
 from localllm.errors import RequestError
+from localllm.settings import PREFIX, load_settings, read_key
 
 if TYPE_CHECKING:
     import httpx2
@@ -79,7 +80,6 @@ def local_server(given: int | None = None) -> LocalServer:
     """The server that the settings name. given: a port that overrides theirs."""
     from localllm.remote.connection import Endpoint, reachable
     from localllm.server.options import server_options, with_ollama_variables
-    from localllm.settings import PREFIX, load_settings
 
     address = os.environ.get("OLLAMA_HOST", "")
     if "https://" in address.lower() and given is None and f"{PREFIX}HOST" not in os.environ:
@@ -96,7 +96,6 @@ def server_of(host: str | None) -> LocalServer:
     from localllm.remote.connection import Endpoint
     from localllm.remote.ollama import DEFAULT_PORT
     from localllm.server.options import with_ollama_variables
-    from localllm.settings import load_settings, read_key
 
     settings = load_settings({}, with_ollama_variables(os.environ))
     key = read_key(settings.remote_key, settings.remote_key_file, "remote_key_file")

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
 
+from localllm.answer.local import LocalModel
 from localllm.errors import RequestError
 from localllm.library.behaviour import Behaviour, behaviour_of
 from localllm.library.entry import LibraryModel
@@ -88,7 +90,6 @@ class FoundModel:
 
     def load(self, name: str, progress: "LoadProgress") -> "LocalModel":
         """Load it, to answer under this name; its `loaded` is to be closed. Raises what load_model raises."""
-        from localllm.answer.local import LocalModel
         from localllm.placement.loaded_model import load_model
 
         loaded = load_model(self.entry.path, self.settings, progress, self.behaviour.template)
@@ -99,7 +100,6 @@ class FoundModel:
 def usual_model(settings: Settings) -> str:
     """The model that the chat used last. Raises RequestError if unknown."""
     import sqlite3
-    from urllib.parse import quote
 
     path = sessions_path()
     if os.path.isfile(path) and not settings.remote:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gguf_io.errors import PictureError
 from localllm.errors import RequestError
 from localllm.files import read_text, text_of
 from localllm.text import shortened
@@ -73,7 +74,6 @@ def pictures_among(arguments: Sequence[str]) -> tuple[list[Path], str | None]:
 def read_image(file: Path) -> bytes:
     """Read an image or a WAV. Raises RequestError if the file cannot be read, or has neither."""
     from gguf_io import sounds
-    from gguf_io.errors import PictureError
 
     data = _read(file)
     try:

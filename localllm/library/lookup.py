@@ -26,6 +26,7 @@ from localllm.library.names import (
 from localllm.library.stores import stored_models
 from localllm.settings import Settings
 from localllm.text import nearest, shortened
+from models import builtin
 
 
 def all_models(settings: Settings, first: Iterable[LibraryModel] = ()) -> Iterator[LibraryModel]:
@@ -39,7 +40,6 @@ def all_models(settings: Settings, first: Iterable[LibraryModel] = ()) -> Iterat
 
 def built_in_model() -> LibraryModel:
     """The demonstration model that comes with localllm."""
-    from models import builtin
 
     return LibraryModel((BUILT_IN,), Source.BUILT_IN, builtin.path())
 

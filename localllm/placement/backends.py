@@ -9,9 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cpu_kernels.kernel import compile_all
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile, open_model
 from gguf_io.runner_info import LoadProgress
+from gpu_offload.errors import LlamaCppMemoryError, LlamaCppMissingError
+from gpu_offload.library import llama
 from gpu_offload.options import LlamaOptions
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
@@ -35,6 +38,9 @@ from localllm.placement.memory import (
 )
 from localllm.placement.placement import Placement
 from localllm.settings import KVType, Settings
+from models.errors import UnsupportedModelError, kernels_needed
+from models.registry import ARCHITECTURES, find_architecture
+from models.steps import compiling
 
 if TYPE_CHECKING:
     from gpu_offload.devices import Device
@@ -120,8 +126,6 @@ def _chosen(
     held: int,
 ) -> Placement:
     """The backend. The native engine's bytes are placed too, unless its header turns out to be unsupported."""
-    from models.errors import UnsupportedModelError
-    from models.registry import find_architecture
 
     refuse_as_model(file)
     chosen = Placement("native", "chosen by the backend setting", settings=settings)
@@ -149,7 +153,6 @@ def gpus_here(promised: Sequence[Sequence[int]] = ()) -> "list[Device]":
     What such a load has allocated already counts twice. Empty without llama.cpp, which loading then reports.
     """
     from gpu_offload import devices
-    from gpu_offload.errors import LlamaCppMissingError
 
     try:
         found = devices.gpus()
@@ -365,7 +368,6 @@ def automatic_choice(settings: Settings, native_lacks: Callable[[], str]) -> Pla
     LlamaCppMissingError if the settings need llama.cpp and it is not installed.
     """
     from gpu_offload import devices
-    from gpu_offload.errors import LlamaCppMissingError
 
     def chosen(backend: Literal["native", "llama"], reason: str) -> Placement:
         return Placement(backend, reason, settings=settings)
@@ -390,9 +392,7 @@ def automatic_choice(settings: Settings, native_lacks: Callable[[], str]) -> Pla
 
 def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) -> str:
     """Why the native engine cannot compute the model, "" if its header shows no reason."""
-    from models.errors import UnsupportedModelError
     from models.needs import native_needs
-    from models.registry import ARCHITECTURES
 
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
@@ -410,8 +410,6 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
 
 def llama_is_here() -> bool:
     """Whether llama-cpp-python is installed and runs here."""
-    from gpu_offload.errors import LlamaCppMissingError
-    from gpu_offload.library import llama
 
     try:
         llama()
@@ -438,7 +436,6 @@ def open_placed(
     an exception in it ends the load. Raises OutOfMemoryError or LlamaCppMemoryError if memory does not suffice;
     UnsupportedModelError, LlamaCppError.
     """
-    from models.errors import UnsupportedModelError, kernels_needed
 
     for note in file.notes:
         log.info("%s: %s", file.path.name, note)
@@ -473,10 +470,8 @@ def _open_native(
     file: ModelFile, placed: Placement, progress: LoadProgress | None, draft: ModelFile | None
 ) -> "tuple[NativeRunner, Placement]":
     from cpu_kernels.choosing import choose
-    from cpu_kernels.kernel import compile_all
     from localllm.packed import find_packed, is_kept, open_from_disk, open_with_packed
     from models.native_runner import NativeRunner
-    from models.steps import compiling
 
     settings, use, needs = placed.settings, placed.uses[0], placed.needs
     assert needs is not None
@@ -533,10 +528,7 @@ def _add_projector(runner: "NativeRunner", placed: Placement, path: Path, progre
 
 def _open_llama(file: ModelFile, placed: Placement, progress: LoadProgress | None) -> tuple[Runner, Placement]:
     from cpu_kernels.choosing import choose
-    from cpu_kernels.kernel import compile_all
-    from gpu_offload.errors import LlamaCppMemoryError
     from gpu_offload.runner import LlamaCppRunner
-    from models.steps import compiling
 
     compile_all([choose], compiling(progress))  # tokens are chosen on the CPU
     for attempt in range(1, _ATTEMPTS + 1):

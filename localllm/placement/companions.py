@@ -11,8 +11,10 @@ from gguf_io.errors import ModelFileError
 from gguf_io.lora import Adapter
 from localllm.errors import RequestError
 from localllm.files import file_problem, listed, user_path
+from localllm.library import resolve
 from localllm.library.names import is_gguf, is_projector_name
 from localllm.settings import Settings, parse_lora
+from models.eagle_head import EAGLE
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +27,6 @@ def draft_file(settings: Settings) -> Iterator[ModelFile | None]:
 
     Raises what resolve and open_model raise.
     """
-    from localllm.library import resolve
 
     if settings.draft is None:
         yield None
@@ -36,7 +37,6 @@ def draft_file(settings: Settings) -> Iterator[ModelFile | None]:
 
 def is_head(file: ModelFile) -> bool:
     """Whether a file is a head that drafts for a model, and no model itself."""
-    from models.eagle_head import EAGLE
 
     return file.architecture == EAGLE
 

@@ -11,6 +11,8 @@ from gguf_io.errors import ModelFileError
 from gpu_offload.options import LlamaOptions, Use
 from localllm.errors import RequestError
 from localllm.placement.placement import Placement
+from models.errors import UnsupportedModelError
+from models.registry import ARCHITECTURES, TEXT_ENCODERS
 
 if TYPE_CHECKING:
     from models.needs import NativeNeeds, Needs
@@ -121,9 +123,7 @@ def memory_of(
     """
     from gpu_offload.estimate import Estimate
     from gpu_offload.memory import FileSizes, projector_bytes, state_bytes
-    from models.errors import UnsupportedModelError
     from models.needs import Needs, encoder_needs, native_needs
-    from models.registry import ARCHITECTURES, TEXT_ENCODERS
     from models.vision.encoder import rows_together, vision_needs
 
     layers = file.metadata.get(f"{file.architecture}.block_count")

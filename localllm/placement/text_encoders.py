@@ -16,6 +16,10 @@ from localllm.placement.companions import WITHOUT
 from localllm.placement.memory import RESERVE_BYTES
 from localllm.placement.placement import Placement
 from localllm.settings import Settings
+from models.errors import UnsupportedModelError, kernels_needed
+from models.needs import encoder_needs
+from models.registry import TEXT_ENCODERS, find_architecture
+from models.text_encoder import TextEncoder as NativeTextEncoder
 
 if TYPE_CHECKING:
     from models.errors import UnsupportedModelError
@@ -54,9 +58,6 @@ def place_text_encoder(
     returned if it does not fit. Raises UnsupportedModelError if the choice is the native engine and it does not
     support the architecture.
     """
-    from models.errors import UnsupportedModelError
-    from models.needs import encoder_needs
-    from models.registry import TEXT_ENCODERS, find_architecture
 
     room = available_memory() if room is None else room
     chosen = Placement("native", "chosen by the backend setting", settings=settings)
@@ -86,8 +87,6 @@ def open_text_encoder(
     progress is called on this thread; an exception from it aborts the load and is propagated. Raises OutOfMemoryError,
     ModelFileError and its subclasses, also for a reranker without a head, and LlamaCppError.
     """
-    from models.errors import UnsupportedModelError, kernels_needed
-    from models.text_encoder import TextEncoder as NativeTextEncoder
 
     settings = placed.checked().settings
     if placed.backend == "native":

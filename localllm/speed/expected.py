@@ -15,6 +15,8 @@ from gguf_io import ModelFile
 from localllm.speed.formats import FormatRates
 from localllm.speed.kept import KeptLimits, KeptModel, kept_limits
 from localllm.text import human_speed
+from models.errors import UnsupportedModelError
+from models.kv_layout import MAX_ROWS
 
 if TYPE_CHECKING:
     from models.needs import NativeNeeds
@@ -55,8 +57,6 @@ def expected_speed(
     """
     # Slow imports, not needed by lists without stored benchmarks.
     from localllm.speed.work import work_in_header
-    from models.errors import UnsupportedModelError
-    from models.kv_layout import MAX_ROWS
     from models.needs import native_needs
 
     try:

@@ -1,5 +1,7 @@
 """The `localllm agent` command. Heavy imports are deferred until it runs."""
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,8 +26,6 @@ def agent(
     Speaks the Agent Client Protocol on stdin and stdout. Zed, JetBrains' editors, Neovim and toad start this command.
     The model gets the chat's tools; the editor asks before changes and commands.
     """
-    import importlib.util
-    import sys
 
     if importlib.util.find_spec("acp") is None:
         install = f"\"{sys.executable}\" -m pip install 'agent-client-protocol>=0.12'"

@@ -9,6 +9,7 @@ from localllm.background import in_thread
 from localllm.chats import SessionStore
 from localllm.chats.exporting import export as export_text
 from localllm.chats.exporting import file_name
+from localllm.chats.importing import KNOWN, FoundExport, compare, read_export, take
 from localllm.chats.store import change_tags
 from localllm.errors import RequestError
 from localllm.files import user_path
@@ -147,7 +148,6 @@ async def export(chat: ChatScreen, argument: str) -> None:
 
 async def import_chats(chat: ChatScreen, argument: str) -> None:
     """Import the chats of a file that localllm or another program exported, after asking."""
-    from localllm.chats.importing import KNOWN, FoundExport, compare, read_export, take
     from tui.screens.question import QuestionScreen
 
     if not argument:

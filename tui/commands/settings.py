@@ -11,6 +11,7 @@ from localllm.files import user_path
 from localllm.text import shortened
 from tui.backend import short_name
 from tui.screens.chat import ChatScreen
+from tui.screens.folder import folder_note
 
 NOTED_RIVALS = 5
 _SWITCHES = {"think": "on", "nothink": "off"}  # Ollama's names
@@ -98,7 +99,6 @@ async def use_tools(chat: ChatScreen, argument: str) -> None:
 
 async def ask_folder(chat: ChatScreen, argument: str) -> None:
     """Answer from a folder's documents, or turn that off; without an argument, show the current folder's index."""
-    from tui.screens.folder import folder_note
 
     if argument == "off":
         await set_parameter(chat, "folder")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from localllm.background import in_thread
 from localllm.chats import Attachment
 from localllm.errors import RequestError
+from localllm.settings import load_settings
 from tui.attachments import find_attachments
 from tui.screens.chat_view import ChatView
 from tui.widgets.frame import Row
@@ -69,7 +70,6 @@ class ChatFolder:
             self._lock.release()
 
     def _open(self, folder: str) -> "IndexedFolder":
-        from localllm.settings import load_settings
         from localllm.wings.documents.folder import IndexedFolder
 
         with self._lock:

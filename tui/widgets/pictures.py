@@ -20,6 +20,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
+from gguf_io.errors import PictureError
 from localllm.background import in_thread
 from localllm.text import harmless
 from tui.terminal import Abilities
@@ -66,7 +67,6 @@ def decoded(data: bytes) -> "Image | None":
     """A picture file as large as a message may show it; None if it is damaged."""
     from PIL import Image
 
-    from gguf_io.errors import PictureError
     from gguf_io.pictures import decode
 
     try:

@@ -21,6 +21,7 @@ from localllm.front.options import model_names
 from localllm.front.pulling import obtain
 from localllm.front.terminal import StatusLine, answer, note
 from localllm.library.names import is_gguf, plain, without_suffix
+from localllm.settings import load_settings, sessions_path
 from localllm.text import human_time
 
 if TYPE_CHECKING:
@@ -97,7 +98,6 @@ def served_model(
     If no server runs, starts one that ends with the block, and pulls the model if needed. Raises RequestError if no
     model is named and none is loaded, LibraryError if the model cannot be found or pulled.
     """
-    from localllm.settings import load_settings
     from localllm.wings.agents.programs import NO_KEY, AgentEndpoint
 
     server = local_server(port)
@@ -156,7 +156,6 @@ def tell_cost(agent: "AgentProgram", server: LocalServer, endpoint: "AgentEndpoi
 
 def folder_of(name: str) -> Path:
     """localllm's folder for a program's files; created if missing."""
-    from localllm.settings import sessions_path
 
     folder = sessions_path().parent / "agents" / name
     make_folder(folder)

@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gguf_io.system import open_own, start_on_terminal
 from localllm.errors import RequestError
 from localllm.files import write_whole
 from localllm.front.local_server import LOAD_S
@@ -113,9 +115,6 @@ def _record(agent: "AgentProgram", endpoint: "AgentEndpoint") -> "RecordedReques
 
 def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
     """Start a program on a new pseudo-terminal, because some use another system text without one. log: its output."""
-    import threading
-
-    from gguf_io.system import open_own, start_on_terminal
 
     process, ours = start_on_terminal(command, environment, (40, 120))
 

@@ -14,6 +14,7 @@ from localllm.front.answering import begin_answer
 from localllm.front.options import COMPUTING, AsJson, Remote, model_names, setting_flags, with_flags
 from localllm.front.pulling import obtain
 from localllm.front.terminal import ExitCode, StatusLine, answer, note
+from localllm.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,7 +71,6 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.answer.request import AnswerRequest
     from localllm.front.models import usual_model
     from localllm.front.printing import end_fields, end_if_failed
-    from localllm.settings import load_settings
     from localllm.wings.documents.answer import messages_for
     from localllm.wings.documents.index import DocumentIndex
     from localllm.wings.documents.search import DOUBT

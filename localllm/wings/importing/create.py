@@ -11,6 +11,8 @@ from localllm.errors import RequestError
 from localllm.files import read_text, user_path
 from localllm.front.pulling import obtain
 from localllm.front.terminal import StatusLine, note
+from localllm.library.names import ModelName
+from localllm.settings import load_settings
 
 if TYPE_CHECKING:
     from localllm.library.entry import LibraryModel
@@ -45,10 +47,8 @@ def create(
     """
     from localllm.library.create import create as create_model
     from localllm.library.modelfile import Modelfile, parse_modelfile
-    from localllm.library.names import ModelName
     from localllm.library.own_store import OwnStore
     from localllm.library.places import own_store
-    from localllm.settings import load_settings
 
     settings = load_settings({})
     target = ModelName.parse(name)

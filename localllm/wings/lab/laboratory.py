@@ -6,8 +6,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
 
+from localllm.placement.backends import native_kv_types
+from localllm.speed.kept import kept_limits
 from localllm.wings.lab.formulas import memory, speculation, speed
 from localllm.wings.lab.simulate.shape import ModelShape
+from models.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from gguf_io import ModelFile
@@ -95,9 +98,6 @@ class ModelCosts:
 
 def costs_of(file: "ModelFile", settings: "Settings") -> ModelCosts | None:
     """A loaded model's costs on this machine; None for architectures that only llama.cpp supports."""
-    from localllm.placement.backends import native_kv_types
-    from localllm.speed.kept import kept_limits
-    from models.errors import UnsupportedModelError
 
     try:
         return ModelCosts.of(file, native_kv_types(file, settings), kept_limits(settings.threads))

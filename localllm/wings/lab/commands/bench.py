@@ -10,6 +10,7 @@ import typer
 from localllm.front.options import COMPUTING, AsJson, model_names, numbers, setting_flags, with_flags
 from localllm.front.pulling import obtain
 from localllm.front.terminal import ExitCode, StatusLine, answer, note
+from localllm.settings import load_settings
 
 if TYPE_CHECKING:
     from localllm.settings import Settings
@@ -47,7 +48,6 @@ def bench(
 
     Exit status: 0 when done, 2 if it cannot be measured, 130 after Ctrl-C.
     """
-    from localllm.settings import load_settings
     from localllm.wings.lab.roofline.speeds import BenchRequest
 
     request = BenchRequest(prompt, numbers(depth, "--depth", int, 0), tokens, rounds)

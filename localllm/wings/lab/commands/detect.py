@@ -12,6 +12,7 @@ from localllm.files import read_text
 from localllm.front.options import COMPUTING, AsJson, model_names, setting_flags, with_flags
 from localllm.front.pulling import obtain
 from localllm.front.terminal import StatusLine, answer
+from localllm.settings import load_settings
 
 
 @with_flags(COMPUTING, ("threads", "backend", "gpu_layers"), after="model")
@@ -48,7 +49,6 @@ def detect(
     from gguf_io import load_tokenizer, open_model
     from localllm.front.models import usual_model
     from localllm.placement.backends import open_runner
-    from localllm.settings import load_settings
     from localllm.wings.lab.quality import watermark
 
     settings = load_settings(setting_flags(given))

@@ -14,6 +14,7 @@ import typer
 from localllm.errors import RequestError
 from localllm.front.options import AsJson, numbers, with_flags
 from localllm.front.terminal import ExitCode, StatusLine, answer, note
+from localllm.settings import load_settings, read_key
 from localllm.text import table
 
 if TYPE_CHECKING:
@@ -159,7 +160,6 @@ def loadtest(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     Exit status: 0 when done, 2 if it cannot be measured, 130 after Ctrl-C.
     """
-    from localllm.settings import load_settings, read_key
     from localllm.slo import Slo
     from localllm.wings.lab.loadtest.server import LoadTarget
     from localllm.wings.lab.loadtest.session import LoadTest, TrialPlan

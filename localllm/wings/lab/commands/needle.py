@@ -11,6 +11,7 @@ from localllm.errors import RequestError
 from localllm.front.options import COMPUTING, AsJson, Model, numbers, setting_flags, with_flags
 from localllm.front.pulling import obtain
 from localllm.front.terminal import StatusLine, answer, note
+from localllm.settings import load_settings
 from localllm.text import table
 from localllm.wings.lab.commands.loadtest import check_drawing
 
@@ -39,7 +40,6 @@ def needle(
     from localllm.answer.event import Answer
     from localllm.answer.request import AnswerRequest
     from localllm.front.models import FoundModel
-    from localllm.settings import load_settings
     from localllm.wings.lab.needle import picture, search
 
     check_drawing(False, as_json, svg)

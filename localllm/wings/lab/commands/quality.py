@@ -1,6 +1,7 @@
 """localllm perplexity, localllm quantize: measures the loss from quantising, and quantises."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from localllm.files import read_text
 from localllm.front.options import COMPUTING, AsJson, Model, setting_flags, with_flags
 from localllm.front.pulling import obtain
 from localllm.front.terminal import StatusLine, answer, note
+from localllm.settings import load_settings
 from localllm.text import human_bytes
 
 if TYPE_CHECKING:
@@ -40,10 +42,8 @@ def perplexity(
 
     --reference compares with the original model: the Kullback-Leibler divergence of the predictions, in nats.
     """
-    from contextlib import ExitStack
 
     from gguf_io import load_tokenizer, open_model
-    from localllm.settings import load_settings
     from localllm.wings.lab.quality import perplexity as measure
 
     settings = load_settings(setting_flags(given))
@@ -106,7 +106,6 @@ def quantize(
 
     localllm itself writes Q8_0, F16 and BF16; the other types need the extra `llama`.
     """
-    from localllm.settings import load_settings
     from localllm.wings.lab.quality.quantize import quantize as quantize_model
 
     path = obtain(source, load_settings({})).path

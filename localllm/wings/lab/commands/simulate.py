@@ -12,6 +12,8 @@ import typer
 from localllm.errors import RequestError
 from localllm.front.options import AsJson, model_names, with_flags
 from localllm.front.terminal import StatusLine, answer
+from localllm.library import resolve
+from localllm.settings import load_settings
 from localllm.text import table
 from localllm.wings.lab.commands import loadtest
 
@@ -180,9 +182,7 @@ def _costs(
 ) -> "tuple[ModelShape, Machine, StepTimes]":
     """The model's shape, the machine, and the times of its steps."""
     from gguf_io import open_model
-    from localllm.library import resolve
     from localllm.placement.backends import open_runner
-    from localllm.settings import load_settings
     from localllm.wings.lab.formulas.memory import KV_TYPES
     from localllm.wings.lab.simulate.costs import roofline
     from localllm.wings.lab.simulate.fit import machine_of

@@ -7,6 +7,7 @@ from typing import Self
 from gguf_io import ModelFile
 from localllm.errors import RequestError
 from localllm.wings.lab.formulas import memory, speed
+from models.config import read_config
 
 _EXPERTS = "_exps."
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
@@ -80,7 +81,6 @@ class ModelShape:
     @classmethod
     def of_file(cls, file: ModelFile) -> Self:
         """From a file's header. Raises UnsupportedModelError for architectures unknown to the native engine."""
-        from models.config import read_config
 
         config = read_config(file)
         tensors = file.tensors
