@@ -21,7 +21,7 @@ import numpy as np
 
 from gguf_io import ModelFile, open_model
 from gguf_io.lora import Adapter
-from models.adapters import AdapterSet
+from gguf_io.runner_info import AdapterSet
 from models.native_runner import NativeRunner
 
 STEPS = 6  # of each kind in a round

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from gguf_io.model_file import FileState
 
+# Adapters by number, each with its weight; ascending, none with weight 0.
+AdapterSet = tuple[tuple[int, float], ...]
+
 # Called with the current activity of a load and the share of it that is done, 0 to 1. An exception ends the load.
 LoadProgress = Callable[[str, float], None]
 

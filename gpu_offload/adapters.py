@@ -7,11 +7,9 @@ from typing import Any
 
 from gguf_io.lora import OF_HEADS, OLD_OF_HEADS, Adapter
 from gguf_io.model_file import FileState, ModelFile, open_model
+from gguf_io.runner_info import AdapterSet
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, failure, llama
-
-# (adapter number, weight) pairs; numbers ascend, weights are not 0.
-AdapterSet = tuple[tuple[int, float], ...]
 
 
 class Adapters:

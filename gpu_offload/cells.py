@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.image_rows import ImageRows
-from gguf_io.runner_info import RunnerInfo
-from gpu_offload.adapters import AdapterSet
+from gguf_io.runner_info import AdapterSet, RunnerInfo
 from gpu_offload.errors import LlamaCppMemoryError
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gguf_io.image_rows import ImageRows
-from gpu_offload.adapters import Adapters, AdapterSet
+from gguf_io.runner_info import AdapterSet
+from gpu_offload.adapters import Adapters
 from gpu_offload.cells import StoredCells
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, llama

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from gguf_io.image_rows import ImageRows
 from gguf_io.model_file import ModelFile
-from gguf_io.runner_info import LoadProgress, RunnerInfo
-from gpu_offload.adapters import Adapters, AdapterSet
+from gguf_io.runner_info import AdapterSet, LoadProgress, RunnerInfo
+from gpu_offload.adapters import Adapters
 from gpu_offload.cells import CellPool, StoredCells, check_room, check_rows
 from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError

@@ -12,13 +12,13 @@ from cpu_kernels.memory import Arena, aligned_zeros
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Step
 from gguf_io.lora import OF_HEADS, OLD_OF_HEADS, TOKENS, Adapter, LoraPair
+from gguf_io.runner_info import AdapterSet
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 from models.weights import Matrix
 
 CONCURRENT = 6
 """The most products with adapters that run concurrently."""
-AdapterSet = tuple[tuple[int, float], ...]
 _LARGEST_POWER = 14  # values of factors are below 2 ** this
 Rows = NDArray[np.int32]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from gguf_io.chat_template.sandbox import RenderOutcome, TemplateSandbox
 
+# An opening and a closing marker; a closing "" is the end of the answer.
 Marker = tuple[str, str]
-# Markers around reasoning, as models' templates write them: opening and closing.
+# Markers around reasoning, as models' templates write them.
 _REASONING: tuple[Marker, ...] = (
     ("<think>", "</think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),

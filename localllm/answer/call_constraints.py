@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 
+from gguf_io.chat_template.capabilities import Marker
 from localllm.answer.splitter import Splitter
-from localllm.answer.splitting import Marker
 from localllm.answer.tool_calls import CallFormat
 from localllm.answer.tool_calls.call import Schema
 from localllm.answer.tool_calls.grammar import CallGrammar

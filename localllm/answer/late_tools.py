@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localllm.answer.request import Message
+
 Tool = Mapping[str, Any]
-Message = Mapping[str, Any]
 
 MOST_KEPT = 128  # requests whose tools a model remembers
 

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from gguf_io.chat_template import load_chat_template
+from gguf_io.chat_template.capabilities import Marker
 from gguf_io.chat_template.messages import SYSTEM_ROLES
 from gguf_io.chat_template.template import checked_arguments
 from localllm.answer.harmony import before_answer, before_call
@@ -21,7 +22,7 @@ from localllm.answer.placeholders import has_images, images_of, without_images
 from localllm.answer.rendering import RenderedChat, render, shared_length, trunk_length
 from localllm.answer.request import AnswerRequest, Message
 from localllm.answer.splitter import AnswerScope, Splitter
-from localllm.answer.splitting import Marker, ThinkingFirst, answer_splitter
+from localllm.answer.splitting import ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import Schema, parameters_of
 from localllm.engine.pins import Pin

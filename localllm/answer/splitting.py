@@ -7,6 +7,7 @@ one piece is kept between the texts before and after them.
 import json
 from collections.abc import Mapping, Sequence
 
+from gguf_io.chat_template.capabilities import Marker
 from localllm.answer.event import AnswerPart, PartKind
 from localllm.answer.harmony import ANALYSIS, HarmonySplitter
 from localllm.answer.splitter import CallSection, Splitter
@@ -17,9 +18,6 @@ from localllm.engine.stream import beginning_at_end
 
 FENCE = "```"
 LOOSE_MARKS = ("`", "<", "{", "[")  # how a line begins that may hold a call without the template's markers
-
-# Opening and closing marker, as in ChatTemplate; a closing "" is the end of the answer.
-Marker = tuple[str, str]
 
 
 def answer_splitter(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.cores import usable_processors
+from gguf_io.runner_info import AdapterSet
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.drafter import Drafter
 from localllm.engine.generation import Generation, Vocabulary, sequence_of
@@ -28,7 +29,7 @@ from localllm.engine.request import (
     fit_prompt,
 )
 from localllm.engine.restore_costs import COMPUTED, RestoreCosts
-from localllm.engine.runner import AdapterSet, ComputesAside, Interruptible, Runner, SeesImages, sees_images, window_use
+from localllm.engine.runner import ComputesAside, Interruptible, Runner, SeesImages, sees_images, window_use
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import TokenSequence, adapter_set, text_of_prompt

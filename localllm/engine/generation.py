@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gguf_io.runner_info import AdapterSet
 from localllm.engine.inspection import RequestView, Timeline
 from localllm.engine.prefix_cache import common_prefix
 from localllm.engine.request import (
@@ -21,7 +22,6 @@ from localllm.engine.request import (
     kept_first,
     roll,
 )
-from localllm.engine.runner import AdapterSet
 from localllm.engine.sampling import Sampler, check_model, token_logprob
 from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.engine.speculation import Speculation

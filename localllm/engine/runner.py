@@ -16,11 +16,8 @@ from numpy.typing import NDArray
 from gguf_io.image_rows import ImageRows, ImageSpans, SeenPicture, SeenPieces
 from gguf_io.media import Size
 from gguf_io.pictures import Budget, Picture
-from gguf_io.runner_info import RunnerInfo
+from gguf_io.runner_info import AdapterSet, RunnerInfo
 from gguf_io.sounds import Samples
-
-# Adapters by number, each with its weight; ascending, none with weight 0. The same type as gpu_offload.adapters'.
-AdapterSet = tuple[tuple[int, float], ...]
 
 
 class Runner(Protocol):

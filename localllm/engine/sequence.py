@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gguf_io.image_rows import ImageRows, ImageSpans
+from gguf_io.runner_info import AdapterSet
 from localllm.engine.pins import Pin
-from localllm.engine.runner import AdapterSet
 from localllm.errors import RequestError
 from localllm.sampling import LARGEST_LORA_WEIGHT
 

@@ -26,8 +26,6 @@ from localllm.library.web import PassingError, check_range, check_status, get, n
 
 FIRST_BYTES = 1 << 20  # of the first range; each further one doubles the total
 
-Tell = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Preview:
@@ -43,7 +41,7 @@ class Preview:
 
 
 @contextmanager
-def previewed(name: str, tell: Tell = lambda _what: None) -> Iterator[Preview]:
+def previewed(name: str, tell: Callable[[str], None] = lambda _what: None) -> Iterator[Preview]:
     """Fetch the header of the model that a pull of this name would fetch; its files are removed afterwards.
 
     Raises PullError and LibraryError as a pull does, and ModelFileError if it is not a model.
@@ -54,7 +52,7 @@ def previewed(name: str, tell: Tell = lambda _what: None) -> Iterator[Preview]:
             yield _preview(client, plan, Path(folder), tell)
 
 
-def every_preview(name: str, tell: Tell = lambda _what: None) -> Iterator[Preview]:
+def every_preview(name: str, tell: Callable[[str], None] = lambda _what: None) -> Iterator[Preview]:
     """The same for each model of a Hugging Face repository, smallest first; each is removed before the next one.
 
     Raises LibraryError also for a name that is not a Hugging Face repository.
@@ -68,7 +66,7 @@ def every_preview(name: str, tell: Tell = lambda _what: None) -> Iterator[Previe
                 yield _preview(client, plan, Path(folder), tell)
 
 
-def _preview(client: httpx2.Client, plan: PullPlan, folder: Path, tell: Tell) -> Preview:
+def _preview(client: httpx2.Client, plan: PullPlan, folder: Path, tell: Callable[[str], None]) -> Preview:
     parts = [file for file in plan.files if file.kind == "model"]
     stem = (plan.title or f"{plan.name.model}-{plan.name.tag}").replace("/", "-")
     names = [f"{stem}-{number:05}-of-{len(parts):05}.gguf" for number in range(1, len(parts) + 1)]

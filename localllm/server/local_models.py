@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from anyio import to_thread
 
+from gguf_io.runner_info import AdapterSet
 from localllm.answer.local import LocalModel
-from localllm.engine.runner import AdapterSet
 from localllm.engine.sequence import adapter_set
 from localllm.errors import LocalLLMError, RequestError
 from localllm.library.entry import LibraryModel

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from html import escape
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, JSONResponse
 
 from localllm.answer.request import AnswerRequest
+from localllm.answer.tool_calls.call import Schema
 from localllm.engine.disk_cache import stored_trunks
 from localllm.engine.inspection_data import snapshot_data
 from localllm.server.errors import ApiError
@@ -23,7 +24,6 @@ from localllm.wings.lab.laboratory import costs_of
 
 router = APIRouter(tags=["Operation"])
 
-Schema = Mapping[str, Any]
 
 # Any generated token shows that the model works.
 _PROBE = AnswerRequest(prompt="Hello", max_tokens=1, ignore_eos=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gguf_io.errors import ModelFileError
+from gguf_io.runner_info import AdapterSet
 from gpu_offload import loading
-from gpu_offload.adapters import AdapterSet
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner

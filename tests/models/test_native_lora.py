@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gguf_io import open_model
 from gguf_io.errors import ModelFileError
 from gguf_io.lora import Adapter
-from models.adapters import AdapterSet
+from gguf_io.runner_info import AdapterSet
 from models.errors import UnsupportedModelError
 from models.native_runner import NativeRunner
 from tests.gpu_offload import lora_files

@@ -11,9 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from gguf_io import ModelFile
+from gguf_io.runner_info import AdapterSet
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
-from localllm.engine.runner import AdapterSet, Runner
+from localllm.engine.runner import Runner
 from localllm.engine.stream import Completion
 from tests.oracle import llama_oracle
 

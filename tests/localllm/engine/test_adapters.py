@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from gguf_io.model_file import FileState
+from gguf_io.runner_info import AdapterSet
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
-from localllm.engine.runner import AdapterSet
 from localllm.engine.sequence import adapter_set
 from localllm.engine.stream import Completion
 from localllm.errors import RequestError, SettingsError

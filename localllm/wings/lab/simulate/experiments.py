@@ -13,6 +13,7 @@ from localllm.slo import Slo
 from localllm.text import table
 from localllm.wings.lab.formulas import memory, serving, speculation
 from localllm.wings.lab.latency import Outcome, Percentiles, Summary
+from localllm.wings.lab.loadtest.report import Row
 from localllm.wings.lab.loadtest.trial import ClosedLoop, Load, OpenLoop
 from localllm.wings.lab.simulate.costs import StepTimes, roofline, scaled, shared_by
 from localllm.wings.lab.simulate.machines import Link, Machine
@@ -21,7 +22,6 @@ from localllm.wings.lab.simulate.shape import ModelShape, llama_3_8b, llama_3_70
 from localllm.wings.lab.simulate.simulation import Batching, Setup, Simulated, SimulatedDraft, simulate
 from localllm.wings.lab.workload.requests import Lengths, RequestShape, WorkloadRequest, poisson
 
-Row = tuple[str, ...]
 _USUAL = RequestShape(Lengths(128, 384), Lengths(32, 96))
 _UNBOUNDED = 100_000
 _DRAFT_COST = 0.1

@@ -7,8 +7,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from gguf_io.runner_info import RunnerInfo
-from localllm.engine.runner import AdapterSet
+from gguf_io.runner_info import AdapterSet, RunnerInfo
 from localllm.wings.lab.simulate.costs import StepTimes
 
 VOCABULARY = 16_384
