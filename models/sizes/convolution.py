@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gguf_io import ModelFile
-from models.sizes.reading import MAX_CONVOLUTION, MAX_WIDTH, whole_vectors
+from models.sizes.reading import MAX_WIDTH, convolution_reach, whole_vectors
 from models.sizes.state import StateSizes
 
 _REACH = "shortconv.l_cache"
@@ -40,6 +40,5 @@ def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> C
     """The sizes of a file's convolutions, None if all layers have heads. Raises ModelFileError."""
     if all(heads):
         return None
-    reach = file.metadata.get_int(f"{file.architecture}.{_REACH}", minimum=2, maximum=MAX_CONVOLUTION)
     width = file.metadata.get_int(f"{file.architecture}.embedding_length", minimum=1, maximum=MAX_WIDTH)
-    return ConvolutionSizes(tuple(not one for one in heads), reach, width)
+    return ConvolutionSizes(tuple(not one for one in heads), convolution_reach(file, _REACH), width)

@@ -4,24 +4,18 @@ from dataclasses import dataclass
 
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
-from models.sizes.reading import MAX_CONVOLUTION, MAX_HEAD_SIZE, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, whole_vectors
-from models.sizes.state import SlotSizes
+from models.sizes.reading import MAX_HEAD_SIZE, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, convolution_reach
+from models.sizes.state import HeadSlotSizes
 
 _BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
 
 
 @dataclass(frozen=True)
-class DeltaNetSizes(SlotSizes):
-    """Number of key (and query) heads and of value heads, and values per head."""
+class DeltaNetSizes(HeadSlotSizes):
+    """Number of key (and query) heads, and of value heads."""
 
     key_heads: int
     value_heads: int
-    head_size: int
-
-    @property
-    def padded(self) -> int:
-        """A head's values rounded up to whole vectors."""
-        return whole_vectors(self.head_size)
 
     @property
     def inner(self) -> int:
@@ -73,8 +67,8 @@ def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> D
             f"delta network of {inner} values.",
             remedy="Use --backend llama.",
         )
-    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
-    return DeltaNetSizes(_layers(file, len(heads)), reach, key_heads, value_heads, size)
+    reach = convolution_reach(file, "ssm.conv_kernel")
+    return DeltaNetSizes(_layers(file, len(heads)), reach, size, key_heads, value_heads)
 
 
 def _layers(file: ModelFile, layers: int) -> tuple[bool, ...]:

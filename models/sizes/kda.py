@@ -3,23 +3,17 @@
 from dataclasses import dataclass
 
 from gguf_io import ModelFile
-from models.sizes.reading import MAX_CONVOLUTION, MAX_HEAD_SIZE, MAX_HEADS, same_in_all_layers, whole_vectors
-from models.sizes.state import SlotSizes
+from models.sizes.reading import MAX_HEAD_SIZE, MAX_HEADS, convolution_reach, same_in_all_layers
+from models.sizes.state import HeadSlotSizes
 
 _HEAD = "kda.head_dim"
 
 
 @dataclass(frozen=True)
-class KdaSizes(SlotSizes):
-    """Number of heads, and values of a query, a key and a value of each."""
+class KdaSizes(HeadSlotSizes):
+    """Number of heads."""
 
     heads: int
-    head_size: int
-
-    @property
-    def padded(self) -> int:
-        """A head's values rounded up to whole vectors."""
-        return whole_vectors(self.head_size)
 
     @property
     def inner(self) -> int:
@@ -58,7 +52,7 @@ def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> K
     metadata, name = file.metadata, file.architecture
     return KdaSizes(
         layers=tuple(not one for one in heads),
-        reach=metadata.get_int(f"{name}.ssm.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION),
+        reach=convolution_reach(file, "ssm.conv_kernel"),
         heads=same_in_all_layers(file, f"{name}.attention.head_count", MAX_HEADS),
         head_size=metadata.get_int(f"{name}.{_HEAD}", minimum=2, maximum=MAX_HEAD_SIZE),
     )

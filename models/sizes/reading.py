@@ -12,13 +12,16 @@ MAX_HEADS = 4096
 MAX_HEAD_SIZE = 512
 MAX_CONTEXT = 1 << 24
 MAX_VOCABULARY = 1 << 22
-MAX_CONVOLUTION = PAGE_TOKENS + 1
-"""A convolution reaches back at most one page."""
 
 
 def whole_vectors(values: int, multiple: int = 16) -> int:
     """Values rounded up to a multiple."""
     return -(-values // multiple) * multiple
+
+
+def convolution_reach(file: ModelFile, key: str) -> int:
+    """Rows that a convolution reads, the row's own included. It reaches back at most one page."""
+    return file.metadata.get_int(f"{file.architecture}.{key}", minimum=2, maximum=PAGE_TOKENS + 1)
 
 
 def same_in_all_layers(file: ModelFile, key: str, maximum: int) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gguf_io import ModelFile
 from models.errors import UnsupportedModelError
-from models.sizes.reading import MAX_CONVOLUTION, MAX_HEADS, MAX_WIDTH, whole_vectors
+from models.sizes.reading import MAX_HEADS, MAX_WIDTH, convolution_reach, whole_vectors
 from models.sizes.state import SlotSizes
 
 SCANS = ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe")
@@ -88,7 +88,7 @@ def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> S
             f"{file.path}: {count} heads in {groups} groups do not make a selective scan of {inner} values.",
             remedy="Use --backend llama.",
         )
-    reach = metadata.get_int(f"{name}.conv_kernel", minimum=2, maximum=MAX_CONVOLUTION)
+    reach = convolution_reach(file, "ssm.conv_kernel")
     return ScanSizes(_layers(file, heads, widths), reach, count, inner // count, groups, state)
 
 

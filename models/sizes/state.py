@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from models.sizes.reading import whole_vectors
+
 
 @dataclass(frozen=True)
 class StateSizes:
@@ -39,3 +41,15 @@ class SlotSizes(StateSizes, ABC):
     @abstractmethod
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory that a thread needs."""
+
+
+@dataclass(frozen=True)
+class HeadSlotSizes(SlotSizes, ABC):
+    """Of a delta network. head_size: values of a query, a key and a value of each head."""
+
+    head_size: int
+
+    @property
+    def padded(self) -> int:
+        """A head's values rounded up to whole vectors."""
+        return whole_vectors(self.head_size)
