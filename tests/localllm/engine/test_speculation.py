@@ -2,7 +2,7 @@
 
 import pytest
 
-from localllm.engine.speculation import MAX_DRAFT, LookupLength, PromptLookup
+from localllm.engine.speculation import MAX_DRAFT, LookupLength, ModelDraftLength, PromptLookup
 from localllm.engine.step_costs import StepCosts
 
 # For a processor with tiles of 1, 2 and 4 rows: steps of that many rows, in units of a step of one.
@@ -85,6 +85,30 @@ def test_chances_of_the_lookup_depend_on_the_streak_of_right_guesses() -> None:
     for _ in range(200):
         length.guessed(False)
     assert 0 < length.chance(0) < 0.01
+
+
+@pytest.mark.parametrize("drafting_s", [0.001, 0.04], ids=["pays", "trial"])
+def test_a_draft_may_be_preceded_by_reading_of_exactly_what_is_affordable(drafting_s: float) -> None:
+    length, costs = ModelDraftLength(), learned()
+    assert length.choose(8, costs, drafting_s) > 0
+    affordable = length.affordable_s
+    plain = costs.remembered(1)
+    if drafting_s == 0.04:  # one token, which costs more than it is expected to gain
+        loss = costs.remembered(2) + drafting_s - 1.75 * plain
+        assert affordable == pytest.approx(2.5 * plain - loss)
+    else:
+        assert affordable == pytest.approx(2.5 * plain)
+    assert length.choose(8, costs, drafting_s, 0, affordable) > 0
+    assert length.choose(8, costs, drafting_s, 0, affordable * 1.001) == 0
+
+
+def test_each_position_of_a_draft_has_its_own_chance_and_one_never_reached_that_before_it() -> None:
+    length = ModelDraftLength()
+    for _ in range(50):
+        length.observe(drafted=3, accepted=1)
+    assert length.chance(0) > 0.95
+    assert length.chance(1) < 0.2
+    assert length.chance(2) == length.chance(7) == length.chance(1), "the third token was never judged"
 
 
 def test_lookup_continues_after_a_match_and_reports_its_draft() -> None:
