@@ -30,10 +30,10 @@ def found_gpus() -> list[FoundGpu]:
     """The GPUs of this machine, those of NVIDIA's driver if there are any; empty without a GPU or a driver."""
     if has_metal():
         return [FoundGpu("Apple GPU", "Metal")]
-    return _nvidia() or _vulkan()
+    return nvidia() or vulkan()
 
 
-def _nvidia() -> list[FoundGpu]:
+def nvidia() -> list[FoundGpu]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -45,7 +45,7 @@ def _nvidia() -> list[FoundGpu]:
     ]
 
 
-def _vulkan() -> list[FoundGpu]:
+def vulkan() -> list[FoundGpu]:
     try:
         names = json.loads(_output([sys.executable, "-I", "-c", _ASK_VULKAN, *sys.path]))
     except ValueError:  # it crashed

@@ -102,7 +102,7 @@ class Extractor:
     """Extracts text from files, and draws pages. For one thread at a time; `close` ends its child process."""
 
     def __init__(self) -> None:
-        self._child = ConfinedChild("localllm.extraction_worker", MAX_MEMORY_BYTES)
+        self.child = ConfinedChild("localllm.extraction_worker", MAX_MEMORY_BYTES)
 
     def extract(self, path: PurePath, data: bytes) -> Document:
         """The text of a file's content. Raises UnreadableError."""
@@ -127,7 +127,7 @@ class Extractor:
 
     def _asked(self, kind: str, data: bytes, failed: str) -> Reply:
         try:
-            reply = self._child.ask(kind, data, CPU_SECONDS, WALL_SECONDS)
+            reply = self.child.ask(kind, data, CPU_SECONDS, WALL_SECONDS)
         except ChildEndedError as error:
             raise UnreadableError(f"{failed}: {error}") from None
         if "error" in reply:
@@ -136,7 +136,7 @@ class Extractor:
 
     def close(self) -> None:
         """End the child process. Idempotent."""
-        self._child.close()
+        self.child.close()
 
 
 def packed_suffix(data: bytes, name: str, media_type: object = None) -> str:

@@ -67,17 +67,17 @@ def install(
     """
     if index and not index.startswith(("http://", "https://")):
         raise RequestError(f"gpu_index: {index!r} is not an address that begins with http:// or https://.")
-    site = _own_folder()
+    site = own_folder()
     old = _replaceable(site)
     with _unchanged_on_a_full_disk(site), _work_folder(site) as folder, new_client() as client:
         wheel = find_wheel(client, build, gpus, index, sha256)
         path = folder / wheel.file
         _download(client, wheel, path, progress)
-        _check_space(path, site)
+        check_space(path, site)
         progress("trying it", 0.0)
         tried = folder / "tried"
         _pip("install", "--target", str(tried), str(path))
-        found = _try(tried, build)
+        found = trial(tried, build)
         progress("installing it", 0.0)
         with _restored_on_failure(site, old, _files(tried), folder):
             _pip("install", "--force-reinstall", str(path))
@@ -173,7 +173,7 @@ def _network_errors() -> Iterator[None]:
         raise RequestError(f"{error} Nothing was changed.") from error
 
 
-def _own_folder() -> Path:
+def own_folder() -> Path:
     """Where pip installs packages of this environment. Raises RequestError if it cannot, or must not."""
     site = Path(sysconfig.get_path("platlib"))
     if find_spec("pip") is None:
@@ -241,7 +241,7 @@ def _unchanged_on_a_full_disk(site: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_space(path: Path, site: Path) -> None:
+def check_space(path: Path, site: Path) -> None:
     """Raise RequestError unless a wheel's files fit twice: to be tried, and to be installed."""
     try:
         with zipfile.ZipFile(path) as wheel:
@@ -276,7 +276,7 @@ def _pip(command: str, *arguments: str) -> None:
         )
 
 
-def _try(folder: Path, build: Build) -> str:
+def trial(folder: Path, build: Build) -> str:
     """Let a child process compute with the wheel in a folder. Returns what it found; raises RequestError."""
     needs = f" It needs {build.needs}." if build.needs else ""
     kept = "It was not installed, and what was there before is unchanged."

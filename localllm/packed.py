@@ -364,7 +364,7 @@ def _make_room(path: Path, size: int, limit_mib: int | None) -> None:
 
 
 def _path(file: ModelFile) -> Path:
-    made_of = json.dumps([_states(file), _code()])
+    made_of = json.dumps([_states(file), code_digest()])
     return packed_folder() / f"{hashlib.sha256(made_of.encode()).hexdigest()[:32]}.packed"
 
 
@@ -377,7 +377,7 @@ def _states(file: ModelFile) -> list[tuple[str, int, int, int, int]]:
 
 
 @cache
-def _code() -> str:
+def code_digest() -> str:
     """What decides how weights are packed: our sources and the processor. Asked several times at each load."""
     digest = hashlib.sha256(f"{cache_directory().name} {np.__version__}".encode())
     for pattern in _DECIDING:

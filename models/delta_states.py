@@ -36,10 +36,10 @@ class DeltaStates:
         self.places = (group, group_places, slot_bytes(config), sizes.part_bytes)
         layers = np.flatnonzero(sizes.layers).tolist()
         self._numbers = {layer: i for i, layer in enumerate(layers)}
-        self._slots = zeros_from_the_front((slots, len(layers), sizes.slot_parts * sizes.part_bytes))
+        self.slots = zeros_from_the_front((slots, len(layers), sizes.slot_parts * sizes.part_bytes))
         self.slot_of_page = np.asarray(aligned_zeros((pages,), np.int32), np.int32)
         self.slot_of_page[:] = -1
-        self._page, self._rows, self._index = np.full(slots, -1), np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        self.page_of, self._rows, self._index = np.full(slots, -1), np.zeros(slots, np.int64), np.zeros(slots, np.int64)
         self._used = np.zeros(slots, np.int64)
         self._clock = self._reserve = 0
         self._needed: set[int] = set()  # by the run, across its steps
@@ -49,11 +49,11 @@ class DeltaStates:
     @property
     def most_segments(self) -> int:
         """The most sequences in a step: each may need its present slot, a copy of it, and the next page's."""
-        return max(1, len(self._page) // 3)
+        return max(1, len(self.page_of) // 3)
 
     def address(self, layer: int) -> int:
         """Address of a layer's part of slot 0."""
-        return int(self._slots[0, self._numbers[layer]].ctypes.data)
+        return int(self.slots[0, self._numbers[layer]].ctypes.data)
 
     def begin(self, segments: int) -> None:
         """Begin a run of `segments` segments. Slots that it finds are not evicted until the next run begins."""
@@ -124,13 +124,13 @@ class DeltaStates:
         self._used[slot] = self._clock
         copy = self._take(target, index)
         self._needed.add(copy)
-        self._slots[copy] = self._slots[slot]
+        self.slots[copy] = self.slots[slot]
         self._rows[copy] = self._rows[slot]
 
     def drop(self, page: int) -> None:
         """Free the slot of a page, if it has one."""
         if (slot := self._of(page)) >= 0:
-            self._page[slot], self._rows[slot], self._used[slot] = -1, 0, 0
+            self.page_of[slot], self._rows[slot], self._used[slot] = -1, 0, 0
         self.slot_of_page[page] = -1
 
     def cut(self, page: int, rows: int) -> None:
@@ -141,7 +141,7 @@ class DeltaStates:
     def read(self, page: int, rows: int) -> bytes:
         """The bytes of a page's slot if it covers the page's first `rows` rows, else empty."""
         slot = self._of(page)
-        return self._slots[slot].tobytes() if slot >= 0 and self._rows[slot] >= rows else b""
+        return self.slots[slot].tobytes() if slot >= 0 and self._rows[slot] >= rows else b""
 
     def write(self, page: int, index: int, rows: int, data: bytes | memoryview) -> None:
         """Give a page a slot with the data that `read` returned for `rows` rows."""
@@ -149,19 +149,19 @@ class DeltaStates:
         if slot < 0:
             self._clock += 1
             slot = self._take(page, index)
-        self._slots[slot] = np.frombuffer(data, np.uint8).reshape(self._slots.shape[1:])
+        self.slots[slot] = np.frombuffer(data, np.uint8).reshape(self.slots.shape[1:])
         self._rows[slot], self._used[slot] = rows, self._clock
 
     def _of(self, page: int) -> int:
         """The slot of a page, -1 for none."""
         slot = int(self.slot_of_page[page])
-        return slot if slot >= 0 and self._page[slot] == page else -1
+        return slot if slot >= 0 and self.page_of[slot] == page else -1
 
     def _own(self, slot: int, page: int, index: int) -> None:
         """Assign a slot to a page, and free the page's previous slot."""
         if self._of(page) not in (-1, slot):
             self.drop(page)
-        self._page[slot], self._index[slot], self._used[slot] = page, index, self._clock
+        self.page_of[slot], self._index[slot], self._used[slot] = page, index, self._clock
         self.slot_of_page[page] = slot
 
     def _spare(self) -> int:
@@ -172,10 +172,10 @@ class DeltaStates:
         """Assign a page a free slot, or evict one as the module describes."""
         behind = self._index + 1
         roundness = np.minimum(np.log2(behind & -behind), _ROUNDEST)
-        age = np.where(self._page < 0, np.inf, (self._clock - self._used) / 2.0**roundness)
+        age = np.where(self.page_of < 0, np.inf, (self._clock - self._used) / 2.0**roundness)
         slot = int(np.argmax(np.where(self._used < self._clock, age, -1.0)))
         assert self._used[slot] < self._clock, "more slots are needed at once than there are"
-        if self._page[slot] >= 0:
-            self.drop(int(self._page[slot]))
+        if self.page_of[slot] >= 0:
+            self.drop(int(self.page_of[slot]))
         self._own(slot, page, index)
         return slot

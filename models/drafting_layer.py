@@ -100,7 +100,7 @@ class DraftingLayer(ABC):
         self._steps.program.set_argument(self._output, indices_of(Product).groups, -(-ids // self._group_rows))
         self._steps.place(tokens, positions, segments, self._ropes)
         self._steps.run(len(tokens), wanted)
-        found = self._logits.values[: len(wanted), :ids].argmax(axis=1) if ids else np.zeros(0, np.int64)
+        found = self.logits.values[: len(wanted), :ids].argmax(axis=1) if ids else np.zeros(0, np.int64)
         drafted = found if self.tokens is None else self.tokens[found]
         return drafted, self._recording.x.values[wanted, : self.config.embedding].astype(np.float32)
 
@@ -126,6 +126,6 @@ class DraftingLayer(ABC):
     def _record_output(self, output: Matrix, norm: str | None) -> None:
         """Record the logits of the wanted rows. norm: the tensor that normalises them, None if they already are."""
         recording = self._recording
-        self._logits, self._group_rows = Rows(self.builder, MAX_SEQUENCES, output.rows), output.format.group_rows
+        self.logits, self._group_rows = Rows(self.builder, MAX_SEQUENCES, output.rows), output.format.group_rows
         recording.norm_pack(norm, output, wanted=True)
-        self._output = recording.product(output, self._logits.place, last=True, stage=Stage.WANTED)
+        self._output = recording.product(output, self.logits.place, last=True, stage=Stage.WANTED)

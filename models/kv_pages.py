@@ -114,24 +114,24 @@ class PageStore:
         self.bytes_per_token = self._page_bytes // PAGE_TOKENS
         budget = budget_bytes - state_bytes(config, budget_bytes)
         self.total = min(max(1, budget // self._page_bytes), _MOST_PAGES)
-        self._pages = PageArrays(heads_stored(config, windows), types, self.total)
+        self.arrays = PageArrays(heads_stored(config, windows), types, self.total)
         self._sources = [source_of(config, layer) for layer in range(config.layers)]
-        self._windows: WindowPages | None = None
+        self.windows: WindowPages | None = None
         if windows:
             count = self.total * self._page_bytes // self._part_bytes + 1
             arrays = PageArrays(heads_stored(config, windows, of_window=True), types, count, of_window=True)
-            self._windows = WindowPages(arrays, self.total)
+            self.windows = WindowPages(arrays, self.total)
             self._of_window = windows
-        places = self._pages.groups, self._pages.group, self._pages.group_places
+        places = self.arrays.groups, self.arrays.group, self.arrays.group_places
         self.states: ConvolutionStates | None = None
         if isinstance(config.state, ConvolutionSizes):
             self.states = ConvolutionStates(config.state, *places)
-            self._pages.all.append((self.states.pages, ()))
+            self.arrays.all.append((self.states.pages, ()))
         self.delta = DeltaStates(config, slots, self.total, *places[1:]) if slots else None
         self._ids: NDArray[np.uint8] | None = None
         if self.states or self.delta:
-            self._ids = zeros_from_the_front((self._pages.groups, 1, 1, self._pages.group, 4 * PAGE_TOKENS))
-            self._pages.all.append((self._ids, [Plane(0, np.int32, (PAGE_TOKENS,), (0,))]))
+            self._ids = zeros_from_the_front((self.arrays.groups, 1, 1, self.arrays.group, 4 * PAGE_TOKENS))
+            self.arrays.all.append((self._ids, [Plane(0, np.int32, (PAGE_TOKENS,), (0,))]))
         self._references = np.zeros(self.total, np.int32)
         self._free_again: list[int] = []
         self._untouched = 0
@@ -140,14 +140,14 @@ class PageStore:
     def free(self) -> int:
         """Number of units that no sequence takes. Kept windows take none, since they go when room is needed."""
         pages = self._pages_free
-        if self._windows is None:
+        if self.windows is None:
             return pages
-        return (pages * self._page_bytes - self._windows.held * self._part_bytes) // self._page_bytes
+        return (pages * self._page_bytes - self.windows.held * self._part_bytes) // self._page_bytes
 
     @property
     def window(self) -> int:
         """Tokens that a row sees of window layers; 0 if all tokens of all layers are kept."""
-        return self._of_window.window if self._windows else 0
+        return self._of_window.window if self.windows else 0
 
     @property
     def window_share(self) -> float:
@@ -157,9 +157,9 @@ class PageStore:
     @property
     def window_use(self) -> tuple[int, int]:
         """Units that window layers take: for sequences, and for kept windows."""
-        if self._windows is None:
+        if self.windows is None:
             return 0, 0
-        held, kept = self._windows.held, self._windows.used - self._windows.held
+        held, kept = self.windows.held, self.windows.used - self.windows.held
         return round(held * self.window_share), round(kept * self.window_share)
 
     def holders(self) -> NDArray[np.int32]:
@@ -169,9 +169,9 @@ class PageStore:
     def of_layer(self, layer: int) -> LayerPages:
         """The pages that a layer reads, which may be an earlier layer's."""
         source = self._sources[layer]
-        if self._windows and source in self._windows.arrays:
-            return self._windows.arrays.of_layer(source)
-        return self._pages.of_layer(source)
+        if self.windows and source in self.windows.arrays:
+            return self.windows.arrays.of_layer(source)
+        return self.arrays.of_layer(source)
 
     def needed(self, sequence: Sequence, tokens: int) -> int:
         """Units that appending this many tokens takes: for new pages, and for a copy of a shared last page."""
@@ -179,10 +179,10 @@ class PageStore:
             return 0
         new = -(-(sequence.length + tokens) // PAGE_TOKENS) - sequence.pages
         new += self._last_is_shared(sequence)
-        if self._windows is None:
+        if self.windows is None:
             return new
         gone = slice(sequence.tail, max(sequence.tail, self._first_held(sequence.length)))
-        freed = self._windows.going(self._pages.numbers(sequence.table[gone]))
+        freed = self.windows.going(self.arrays.numbers(sequence.table[gone]))
         return max(0, -(-(new * self._page_bytes + (new - freed) * self._part_bytes) // self._page_bytes))
 
     def append(self, sequence: Sequence, tokens: int, stored: bool = False) -> None:
@@ -192,25 +192,25 @@ class PageStore:
         the caller has checked that it is there (`reusable`), and parts before it are freed.
         """
         start, before = sequence.length, sequence.pages
-        if self._windows and not stored:
+        if self.windows and not stored:
             self._leave(sequence, min(self._first_held(start), before))
-        elif self._windows:
+        elif self.windows:
             self._leave(sequence, before)
         if self._last_is_shared(sequence):
             self._copy_last(sequence)
-        if stored and self._windows and start % PAGE_TOKENS:
-            self._windows.discard(self._number(sequence, before - 1))
+        if stored and self.windows and start % PAGE_TOKENS:
+            self.windows.discard(self._number(sequence, before - 1))
         end = -(-(start + tokens) // PAGE_TOKENS)
         sequence.reserve(end)
         if sequence.written > start + tokens:
             self._clear(sequence, start + tokens)
         for index in range(before, end):
-            sequence.table[index] = self._pages.place(self._take())
+            sequence.table[index] = self.arrays.place(self._take())
         sequence.length += tokens
         sequence.written = sequence.state = sequence.length
-        if self._windows and stored:
+        if self.windows and stored:
             sequence.tail = end
-        elif self._windows:
+        elif self.windows:
             self._add_parts(sequence, before, end)
             apart = self._of_window.apart
             points = [start] if sequence.branches else []
@@ -220,17 +220,17 @@ class PageStore:
 
     def keep(self, sequence: Sequence, length: int) -> None:
         """Keep the window before position `length` while there is room, if it is there, for a later fork."""
-        if self._windows and length and np.all(self._windows.has(pages := self._window_before(sequence, length))):
-            self._windows.keep(pages)
+        if self.windows and length and np.all(self.windows.has(pages := self._window_before(sequence, length))):
+            self.windows.keep(pages)
 
     def reusable(self, sequence: Sequence, length: int) -> int:
         """The most of the first `length` positions after which rows can be computed: all if their window is there."""
-        if self._windows is None:
+        if self.windows is None:
             return length
         end = -(-length // PAGE_TOKENS)
         if sequence.tail <= self._first_seen(length):
             return length
-        there = self._windows.has(self._numbers(sequence, 0, end))
+        there = self.windows.has(self._numbers(sequence, 0, end))
         while length:
             first = self._first_seen(length)
             missing = np.flatnonzero(~there[first : -(-length // PAGE_TOKENS)])
@@ -254,9 +254,9 @@ class PageStore:
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget positions from `length` on and release their pages."""
         keep, end = -(-length // PAGE_TOKENS), sequence.pages
-        whole = sequence.tail > self._first_seen(length) if self._windows else False
-        if self._windows:
-            self._windows.let_go(self._numbers(sequence, sequence.tail if whole else max(keep, sequence.tail), end))
+        whole = sequence.tail > self._first_seen(length) if self.windows else False
+        if self.windows:
+            self.windows.let_go(self._numbers(sequence, sequence.tail if whole else max(keep, sequence.tail), end))
         for index in reversed(range(keep, end)):
             self._drop(self._number(sequence, index))
         sequence.length = length
@@ -287,7 +287,7 @@ class PageStore:
             return
         if self._last_is_shared(sequence):
             return
-        page = divmod(self._number(sequence, last), self._pages.group)
+        page = divmod(self._number(sequence, last), self.arrays.group)
         self.states.take_back(row, sequence.length - 1, *page)
         sequence.state = sequence.length
 
@@ -319,7 +319,7 @@ class PageStore:
     def _ids_of(self, sequence: Sequence, page: int) -> NDArray[np.int32]:
         """A writable view of the token ids of a sequence's page: int32[16]."""
         assert self._ids is not None
-        group, slot = divmod(self._number(sequence, page), self._pages.group)
+        group, slot = divmod(self._number(sequence, page), self.arrays.group)
         ids: NDArray[np.int32] = self._ids[group, 0, 0, slot].view(np.int32)
         return ids
 
@@ -330,9 +330,9 @@ class PageStore:
         """
         slots = np.arange(first % PAGE_TOKENS, (sequence.written - 1) % PAGE_TOKENS + 1)
         page = self._number(sequence, sequence.pages - 1)
-        self._pages.clear(page, slots)
-        if self._windows:
-            self._windows.clear(page, slots)
+        self.arrays.clear(page, slots)
+        if self.windows:
+            self.windows.clear(page, slots)
 
     def read(self, sequence: Sequence, start: int, stop: int) -> bytes:
         """The pages that hold positions start..stop-1, whole: for each array of pages [page][layer][head][bytes].
@@ -340,14 +340,14 @@ class PageStore:
         Positions after the last one are zero. Window layers are left out, see `read_state`.
         """
         pages = self._numbers(sequence, start // PAGE_TOKENS, -(-stop // PAGE_TOKENS))
-        return self._pages.read(pages, _slots_after(stop))
+        return self.arrays.read(pages, _slots_after(stop))
 
     def write(self, sequence: Sequence, start: int, stop: int, data: bytes | memoryview) -> None:
         """Write data from `read` to positions start..stop-1, whose pages exist. Raises ValueError for a wrong size."""
         first = start % PAGE_TOKENS
         slots = np.arange(first, min(PAGE_TOKENS, first + stop - start)) if first else np.zeros(0, np.intp)
         pages = self._numbers(sequence, start // PAGE_TOKENS, -(-stop // PAGE_TOKENS))
-        self._pages.write(pages, data, slots)
+        self.arrays.write(pages, data, slots)
         sequence.state = stop // PAGE_TOKENS * PAGE_TOKENS
         if self.delta and first:
             self.delta.cut(self._number(sequence, start // PAGE_TOKENS), first)
@@ -358,17 +358,15 @@ class PageStore:
         Empty if it is not there.
         """
         last = (length - 1) // PAGE_TOKENS
-        if self._windows:
+        if self.windows:
             pages = self._window_before(sequence, length)
-            wanted = length == sequence.length or self._windows.keeps(int(pages[-1]))
-            return (
-                self._windows.read(pages, _slots_after(length)) if wanted and np.all(self._windows.has(pages)) else b""
-            )
+            wanted = length == sequence.length or self.windows.keeps(int(pages[-1]))
+            return self.windows.read(pages, _slots_after(length)) if wanted and np.all(self.windows.has(pages)) else b""
         return self.delta.read(self._number(sequence, last), length - last * PAGE_TOKENS) if self.delta else b""
 
     def write_state(self, sequence: Sequence, data: bytes | memoryview) -> None:
         """Restore what `read_state` returned for the sequence's length. Raises ValueError for a wrong size."""
-        if self._windows:
+        if self.windows:
             self._write_window(sequence, data)
             return
         if self.delta is None or len(data) != self.delta.places[2]:
@@ -385,22 +383,22 @@ class PageStore:
         idle = set(self._free_again) | set(range(self._untouched, self.total))
         if not np.array_equal(counts, self._references) or idle != set(np.flatnonzero(counts == 0).tolist()):
             raise RuntimeError("KV pages: reference counts disagree with the sequences that hold them")
-        if self._windows:
-            self._windows.check_integrity(holders)
+        if self.windows:
+            self.windows.check_integrity(holders)
 
     def _copy_last(self, sequence: Sequence) -> None:
         """Replace the last page, which others share, by a copy."""
         last = sequence.pages - 1
         shared, copy = self._number(sequence, last), self._take()
-        sequence.table[last] = self._pages.place(copy)
-        self._pages.copy(shared, copy)
+        sequence.table[last] = self.arrays.place(copy)
+        self.arrays.copy(shared, copy)
         self._references[shared] -= 1
         if self.delta:
             self.delta.copy(shared, copy, last)
-        if self._windows and sequence.tail <= last:
+        if self.windows and sequence.tail <= last:
             self._add_parts(sequence, last, last + 1)
-            self._windows.copy(shared, copy)
-            self._windows.let_go(np.array([shared], np.intp))
+            self.windows.copy(shared, copy)
+            self.windows.let_go(np.array([shared], np.intp))
 
     def _first_seen(self, length: int) -> int:
         """The first page with a token that a row at position `length` sees in window layers."""
@@ -417,70 +415,70 @@ class PageStore:
 
     def _leave(self, sequence: Sequence, first: int) -> None:
         """Let the window parts of pages before `first` go."""
-        if self._windows and first > sequence.tail:
-            self._windows.let_go(self._numbers(sequence, sequence.tail, first))
+        if self.windows and first > sequence.tail:
+            self.windows.let_go(self._numbers(sequence, sequence.tail, first))
             sequence.window_table[sequence.tail : first] = 0
             sequence.tail = first
 
     def _hold_window(self, sequence: Sequence) -> None:
         """Hold the sequence's window if it is there, and the pages before it that `_first_held` tells if they are."""
-        if self._windows is None:
+        if self.windows is None:
             return
         first, needed = self._first_held(sequence.length), self._first_seen(sequence.length)
         pages = self._numbers(sequence, first, sequence.pages)
-        there = self._windows.has(pages)
+        there = self.windows.has(pages)
         skipped = 0
         if not np.all(there):
             skipped = needed - first if np.all(there[needed - first :]) else len(pages)
         sequence.tail = first + skipped
-        self._windows.hold(pages[skipped:])
+        self.windows.hold(pages[skipped:])
         sequence.window_table[: first + skipped] = 0
-        sequence.window_table[sequence.tail : sequence.pages] = self._windows.places(pages[skipped:])
+        sequence.window_table[sequence.tail : sequence.pages] = self.windows.places(pages[skipped:])
 
     def _add_parts(self, sequence: Sequence, first: int, end: int) -> None:
         """Give pages first..end-1, the last ones of a sequence, their window parts."""
-        assert self._windows is not None
+        assert self.windows is not None
         self._make_room(parts=end - first)
         pages = self._numbers(sequence, first, end)
         self._give(pages)
-        self._windows.hold(pages)
-        sequence.window_table[first:end] = self._windows.places(pages)
+        self.windows.hold(pages)
+        sequence.window_table[first:end] = self.windows.places(pages)
 
     def _write_window(self, sequence: Sequence, data: bytes | memoryview) -> None:
         """Write the window before the sequence's end; its last page must be its own."""
-        assert self._windows is not None
+        assert self.windows is not None
         pages = self._window_before(sequence, sequence.length)
-        self._windows.arrays.parts(pages, data)  # raises ValueError
+        self.windows.arrays.parts(pages, data)  # raises ValueError
         self._leave(sequence, sequence.pages)
-        self._make_room(parts=int(np.count_nonzero(~self._windows.has(pages))))
+        self._make_room(parts=int(np.count_nonzero(~self.windows.has(pages))))
         self._give(pages)
-        self._windows.write(pages, data)
-        self._windows.keep(pages)
+        self.windows.write(pages, data)
+        self.windows.keep(pages)
         self._hold_window(sequence)
         sequence.branches = True
 
     def _give(self, pages: NDArray[np.intp]) -> None:
         """Give pages their window parts, for which there is room."""
-        assert self._windows is not None
-        if sum(self._windows.give(page) for page in pages.tolist()):
+        assert self.windows is not None
+        if sum(self.windows.give(page) for page in pages.tolist()):
             self._stay_within_budget()
 
     def _stay_within_budget(self) -> None:
         """Return memory of free pages and parts to the system if it is now needed for others."""
-        if self._windows is None:
+        if self.windows is None:
             return
-        resident = self._pages.resident_bytes + self._windows.arrays.resident_bytes
+        resident = self.arrays.resident_bytes + self.windows.arrays.resident_bytes
         if resident > self.total * self._page_bytes:
-            self._pages.give_back(self._free_again)
-            self._windows.give_back()
+            self.arrays.give_back(self._free_again)
+            self.windows.give_back()
 
     def _make_room(self, *, pages: int = 0, parts: int = 0) -> None:
         """Give up kept windows until there is room for more pages and window parts."""
-        if self._windows is None:
+        if self.windows is None:
             return
         wanted = pages * self._page_bytes + parts * self._part_bytes
-        while self._pages_free * self._page_bytes - self._windows.used * self._part_bytes < wanted:
-            if not self._windows.evict():
+        while self._pages_free * self._page_bytes - self.windows.used * self._part_bytes < wanted:
+            if not self.windows.evict():
                 raise ValueError("no room for the keys and values of window layers")
 
     @property
@@ -495,22 +493,22 @@ class PageStore:
 
     def _number(self, sequence: Sequence, index: int) -> int:
         """The page number at an index of a sequence's table; without NumPy, since every step calls it."""
-        return self._pages.number(sequence.table.item(index))
+        return self.arrays.number(sequence.table.item(index))
 
     def _numbers(self, sequence: Sequence, first: int, end: int) -> NDArray[np.intp]:
         """The page numbers at indices first..end-1 of a sequence's table."""
-        return self._pages.numbers(sequence.table[first:end])
+        return self.arrays.numbers(sequence.table[first:end])
 
     def _take(self) -> int:
         self._make_room(pages=1)
         if self._free_again:
             page = heapq.heappop(self._free_again)
-            self._pages.zero(page)  # masked positions are multiplied by zero, so their values must be finite
+            self.arrays.zero(page)  # masked positions are multiplied by zero, so their values must be finite
         else:
             page = self._untouched
             self._untouched += 1
         self._references[page] = 1
-        if self._pages.touch(page):
+        if self.arrays.touch(page):
             self._stay_within_budget()
         return page
 
@@ -519,8 +517,8 @@ class PageStore:
         if self._references[page] == 0:
             if self.delta:
                 self.delta.drop(page)
-            if self._windows:
-                self._windows.forget(page)
+            if self.windows:
+                self.windows.forget(page)
             heapq.heappush(self._free_again, page)
 
 

@@ -80,14 +80,14 @@ class NativeRunner:
         sequences select by number. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture)
-        self._config = config = config or read_config(file)
+        self.config = config = config or read_config(file)
         if config.attention.causal is False:
             raise refusal(file, f"{file.architecture}.attention.causal is False: it does not generate text")
         types = stored_types(config, kv_types)
         chosen = choose_drafts(file, config, architecture, drafts)
         windows = window_layers(config, architecture)
-        self._store = PageStore(config, kv_bytes, types, windows)
-        self._sequences: dict[int, Sequence] = {}
+        self.store = PageStore(config, kv_bytes, types, windows)
+        self.sequences: dict[int, Sequence] = {}
         self._latest: dict[int, tuple[int, int, int]] = {}  # by sequence, of the latest step: first row, start, stop
         self._next_handle = 0
         self.info = RunnerInfo(
@@ -97,22 +97,22 @@ class NativeRunner:
             max_rows=MAX_ROWS,
             max_sequences=MAX_SEQUENCES,
             page_size=PAGE_TOKENS,
-            pages_total=self._store.total,
-            kv_bytes_per_token=self._store.bytes_per_token,
+            pages_total=self.store.total,
+            kv_bytes_per_token=self.store.bytes_per_token,
             kv_layout=f"{_KV_VERSION}:{types[0]}:{types[1]}" + (f":window {windows.window}" if windows else ""),
             kv_files=file.states,
             adapter_files=tuple(one.file.states for one in adapters),
             can_draft=chosen is not None,
             window_tokens=windows.kept if windows else 0,
-            window_pages=self._store.window_share,
+            window_pages=self.store.window_share,
             stores_images=True,
         )
         self._most_rows = most_rows(config)
-        self._team = ThreadTeam(usable_threads(threads))
+        self.team = ThreadTeam(usable_threads(threads))
         try:
             self._load(file, architecture, context or config.context, chosen, progress, ready, adapters)
         except BaseException:
-            self._team.close()
+            self.team.close()
             raise
 
     def _load(
@@ -126,23 +126,23 @@ class NativeRunner:
         loaded: Ordered[Adapter],
     ) -> None:
         """drafts: the file of a draft head, or the sizes of the model's own drafting layer."""
-        config = self._config
+        config = self.config
         read = layers_read(drafts, config)
         if progress is not None:
             progress("loading weights", 0.0)
         builder = ProgramBuilder()
-        loader = WeightLoader(file, self._team, builder, progress, ready)
+        loader = WeightLoader(file, self.team, builder, progress, ready)
         adapters = Adapters(loaded, config, builder) if loaded else None
-        recording = Recording(builder, loader, config, architecture, self._most_rows, self._team.threads, adapters)
+        recording = Recording(builder, loader, config, architecture, self._most_rows, self.team.threads, adapters)
         self._ropes = Ropes(recording, context)
-        recorder = DecoderRecorder(recording, self._store, self._ropes, read)
+        recorder = DecoderRecorder(recording, self.store, self._ropes, read)
         self._image_parts = 1 + config.images.layers if config.images.are_read else 0
         self._logits_operations = recorder.record()
-        self._drafts: SelfDrafts | None = None
+        self.drafts: SelfDrafts | None = None
         if drafts:
-            layer = drafting_layer(drafts, config, architecture, loader, self._store.types, self._team.threads)
-            self._drafts = SelfDrafts(layer)
-            layer.start(self._team, progress)
+            layer = drafting_layer(drafts, config, architecture, loader, self.store.types, self.team.threads)
+            self.drafts = SelfDrafts(layer)
+            layer.start(self.team, progress)
         self.packed = loader.packed
         self.mapped_bytes = ready.bytes if ready else 0
         """Bytes of weights in mapped file pages, which the system counts as free memory."""
@@ -151,22 +151,22 @@ class NativeRunner:
         self.closing: list[Callable[[], None]] = []
         """Callbacks for `close`, called before the weights are released."""
         self._inputs = recorder.inputs
-        self._steps = Steps(builder, self._team, config, self._most_rows, progress, adapters)
-        self._states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
+        self.steps = Steps(builder, self.team, config, self._most_rows, progress, adapters)
+        self.states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
         self._reserve_logits(1)
 
     def pages_free(self) -> int:
         """Number of free pages within the budget."""
-        return self._store.free
+        return self.store.free
 
     def page_holders(self) -> NDArray[np.int32]:
         """How many sequences hold each page that was ever allocated."""
-        return self._store.holders()
+        return self.store.holders()
 
     def pages_needed(self, sequence: int, tokens: int) -> int:
         """Pages that appending this many tokens to the sequence would allocate, copies of shared pages included."""
-        return self._store.needed(self._sequences[sequence], tokens)
+        return self.store.needed(self.sequences[sequence], tokens)
 
     def create_sequence(self, adapters: tuple[tuple[int, float], ...] = ()) -> int:
         """Return the handle of a new, empty sequence. Raises ValueError for adapters that are not loaded."""
@@ -176,45 +176,45 @@ class NativeRunner:
 
     def fork_sequence(self, source: int, length: int) -> int:
         """Return a new sequence that shares the first `length` tokens of `source`."""
-        parent = self._sequences[source]
+        parent = self.sequences[source]
         if not 0 <= length <= parent.length:
             raise ValueError(f"cannot fork {length} tokens of a sequence of {parent.length}")
-        return self._register(self._store.fork(parent, length))
+        return self._register(self.store.fork(parent, length))
 
     def truncate_sequence(self, sequence: int, length: int) -> None:
         """Forget all positions from `length` on."""
-        target = self._sequences[sequence]
+        target = self.sequences[sequence]
         if not 0 <= length <= target.length:
             raise ValueError(f"cannot truncate a sequence of {target.length} tokens to {length}")
-        self._store.truncate(target, length)
-        if self._drafts:
-            self._drafts.truncate(sequence, length)
+        self.store.truncate(target, length)
+        if self.drafts:
+            self.drafts.truncate(sequence, length)
         first, start, stop = self._latest.get(sequence, (0, 0, 0))
         if start < length < stop:
-            self._store.take_back(target, first + length - 1 - start)
+            self.store.take_back(target, first + length - 1 - start)
 
     def free_sequence(self, sequence: int) -> None:
         """Release the handle, and the pages that no other sequence shares."""
         self._latest.pop(sequence, None)
-        self._store.truncate(self._sequences.pop(sequence), 0)
-        if self._drafts:
-            self._drafts.free(sequence)
+        self.store.truncate(self.sequences.pop(sequence), 0)
+        if self.drafts:
+            self.drafts.free(sequence)
 
     def sequence_length(self, sequence: int) -> int:
         """Number of positions stored."""
-        return self._sequences[sequence].length
+        return self.sequences[sequence].length
 
     def reusable(self, sequence: int, length: int) -> int:
         """See localllm.engine.runner.KeepsWindows."""
-        return self._store.reusable(self._sequences[sequence], length)
+        return self.store.reusable(self.sequences[sequence], length)
 
     def keep_window(self, sequence: int, length: int) -> None:
         """See localllm.engine.runner.KeepsWindows."""
-        self._store.keep(self._sequences[sequence], length)
+        self.store.keep(self.sequences[sequence], length)
 
     def window_use(self) -> tuple[int, int]:
         """See localllm.engine.runner.KeepsWindows."""
-        return self._store.window_use
+        return self.store.window_use
 
     def run(
         self, tokens: Ordered[int], positions: Ordered[int], sequences: Ordered[int], wanted: Ordered[int]
@@ -225,7 +225,7 @@ class NativeRunner:
         """
         segments = self._check_rows(tokens, positions, sequences, wanted)
         self._latest.clear()
-        most = self._store.delta.most_segments if self._store.delta else len(segments)
+        most = self.store.delta.most_segments if self.store.delta else len(segments)
         if len(segments) <= most:
             return self._run(tokens, positions, segments, wanted)
         found = []
@@ -246,32 +246,32 @@ class NativeRunner:
     ) -> NDArray[np.float32]:
         """Run no more segments than the states allow at once. segments: (handle, first row, rows) each."""
         if self._inputs:
-            self._inputs.fetch(tokens, self._steps.program)  # first, because it raises if the file was changed
+            self._inputs.fetch(tokens, self.steps.program)  # first, because it raises if the file was changed
         begun: list[tuple[Sequence, int, int]] = []
         places: list[int] = []
-        if self._store.delta:
-            self._store.delta.begin(len(segments))
+        if self.store.delta:
+            self.store.delta.begin(len(segments))
         for handle, first, count in segments:
-            sequence = self._sequences[handle]
-            start, computed = sequence.length, self._store.computed(sequence)
+            sequence = self.sequences[handle]
+            start, computed = sequence.length, self.store.computed(sequence)
             places += range(start, start + count)
-            self._store.append(sequence, count)
-            self._store.note_tokens(sequence, start, tokens[first : first + count])
+            self.store.append(sequence, count)
+            self.store.note_tokens(sequence, start, tokens[first : first + count])
             self._latest[handle] = first, start, sequence.length
             if computed < start:
                 begun.append((sequence, computed, start))
         self._catch_up(begun)
-        placed = [(self._sequences[one], at, n) for one, at, n in segments]
+        placed = [(self.sequences[one], at, n) for one, at, n in segments]
         logits = self._compute(tokens, places, placed, wanted, positions)
-        if self._drafts:
+        if self.drafts:
             for handle, first, count in segments:
                 rows = slice(first, first + count)
-                self._drafts.note(handle, places[first], tokens[rows], self._states[rows])
+                self.drafts.note(handle, places[first], tokens[rows], self.states[rows])
         return logits
 
     def check_projector(self, path: Path) -> None:
         """Raise ModelFileError unless the projector, of this file, makes rows for this model."""
-        width = self._image_parts * self._config.embedding
+        width = self._image_parts * self.config.embedding
         if self.projector and self.projector.width != width:
             raise ModelFileError(
                 f"{path}: this projector makes rows of {self.projector.width} numbers, and the model reads {width}. "
@@ -284,34 +284,34 @@ class NativeRunner:
         Raises ValueError, before anything is changed, for rows of another width, for more that see each other
         than the projector's images may have, and if pages run out.
         """
-        target, count = self._sequences[sequence], len(image.ids)
-        width, parts = self._config.embedding, self._image_parts
+        target, count = self.sequences[sequence], len(image.ids)
+        width, parts = self.config.embedding, self._image_parts
         if not parts or image.embeddings.shape != (count, parts * width) or not count:
             raise ValueError(f"embeddings of shape {image.embeddings.shape} are not rows of {parts} x {width} numbers")
         if image.sees_all and count > self._most_rows:
             raise ValueError(f"{count} rows see each other, more than {self._most_rows}")
-        if (image.grid is None) is bool(self._config.rope.sections):
+        if (image.grid is None) is bool(self.config.rope.sections):
             raise ValueError("the image has positions of another kind than this model's")
         start = target.length
-        if self._store.needed(target, count) > self._store.free:
+        if self.store.needed(target, count) > self.store.free:
             raise ValueError(f"no pages left for {count} rows of an image")
-        if self._store.reusable(target, start) < start:
+        if self.store.reusable(target, start) < start:
             raise ValueError(f"a sequence of {start} tokens has lost the window before its end")
         self._latest.clear()
         for at in range(0, count, self._most_rows):
             stop = min(at + self._most_rows, count)
-            if self._store.delta:
-                self._store.delta.begin(1)
-            computed = self._store.computed(target)
-            self._store.append(target, stop - at)
-            self._store.note_tokens(target, start + at, [_NO_TOKEN] * (stop - at))
+            if self.store.delta:
+                self.store.delta.begin(1)
+            computed = self.store.computed(target)
+            self.store.append(target, stop - at)
+            self.store.note_tokens(target, start + at, [_NO_TOKEN] * (stop - at))
             if computed < start + at:
                 self._catch_up([(target, computed, start + at)])
             self._compute_image(target, start, image, position, at, stop)
 
     def know_images(self, sequence: int, images: ImageSpans | None) -> None:
         """See localllm.engine.runner.RecomputesImages."""
-        self._sequences[sequence].images = images
+        self.sequences[sequence].images = images
 
     def _compute_image(
         self, sequence: Sequence, start: int, image: ImageRows, position: int, first: int, stop: int
@@ -320,36 +320,36 @@ class NativeRunner:
 
         start, position: of the image in the sequence.
         """
-        count, width = stop - first, self._config.embedding
+        count, width = stop - first, self.config.embedding
         if self._inputs:
-            self._inputs.fetch([_NO_TOKEN] * count, self._steps.program)
+            self._inputs.fetch([_NO_TOKEN] * count, self.steps.program)
         rows = aligned_zeros((count, self._image_parts, padded(width)), np.float32)
         rows[:, :, :width] = image.embeddings[first:stop].reshape(count, self._image_parts, width)
         turns = image.positions(position, first, stop).reshape(-1, count)
         of_image = np.asarray(rows.reshape(count, -1), np.float32)
-        self._steps.place_image(sequence, start + first, of_image, turns, self._ropes, image.sees_all)
-        if self._store.delta:
-            self._store.prepare([(sequence, start + first, count)])
-        self._steps.run(count)
-        if self._store.delta:
-            self._store.delta.settle()
+        self.steps.place_image(sequence, start + first, of_image, turns, self._ropes, image.sees_all)
+        if self.store.delta:
+            self.store.prepare([(sequence, start + first, count)])
+        self.steps.run(count)
+        if self.store.delta:
+            self.store.delta.settle()
 
     def follow(self, wanted: Ordered[tuple[int, int, int]]) -> None:
         """See localllm.engine.runner.DraftsItself."""
-        if self._drafts:
-            self._drafts.follow(wanted)
+        if self.drafts:
+            self.drafts.follow(wanted)
 
     def draft(self, wanted: Ordered[tuple[int, int, int]]) -> list[list[int]]:
         """See localllm.engine.runner.DraftsItself."""
-        return self._drafts.draft(wanted) if self._drafts else [[] for _ in wanted]
+        return self.drafts.draft(wanted) if self.drafts else [[] for _ in wanted]
 
     def _catch_up(self, begun: list[tuple[Sequence, int, int]]) -> None:
         """Compute rows computed..stop-1 of each (sequence, computed, stop) again, so that its state is there."""
-        if not self._store.delta and not any(sequence.images for sequence, _, _ in begun):
+        if not self.store.delta and not any(sequence.images for sequence, _, _ in begun):
             self._compute_again(begun)
             return
         for sequence, computed, stop in begun:  # one at a time: sequences may share recomputed states
-            start = self._store.computed_of(sequence, stop) if self._store.delta else computed
+            start = self.store.computed_of(sequence, stop) if self.store.delta else computed
             images = sequence.images or ImageSpans([], {})
             for first, end, at, image in images.parts(start, stop):
                 if image is None:
@@ -358,8 +358,8 @@ class NativeRunner:
                 for row in range(first, end, self._most_rows):
                     rows = row - at, min(row + self._most_rows, end) - at
                     self._compute_image(sequence, at, image, images.position(at), *rows)
-            if self._store.delta:
-                self._store.computed_of(sequence, stop)  # its state is needed from now on
+            if self.store.delta:
+                self.store.computed_of(sequence, stop)  # its state is needed from now on
 
     def _compute_again(self, begun: list[tuple[Sequence, int, int]], moved: int = 0) -> None:
         """Recompute tokens start..stop-1 of each (sequence, start, stop), whose pages exist.
@@ -378,7 +378,7 @@ class NativeRunner:
                     later.append((sequence, start, stop, end))
                     continue
                 segments.append((sequence, len(tokens), stop - start))
-                tokens += self._store.tokens(sequence, start, stop)
+                tokens += self.store.tokens(sequence, start, stop)
                 positions += range(start, stop)
                 if stop < end:
                     later.append((sequence, stop, min(end, stop + MAX_ROWS), end))
@@ -399,65 +399,65 @@ class NativeRunner:
         positions: of the rows, if they differ from their places in the sequence.
         """
         self._reserve_logits(len(wanted))
-        self._steps.place(tokens, places, segments, self._ropes, positions)
-        if self._store.delta:
-            self._store.prepare([(sequence, places[first], count) for sequence, first, count in segments])
-        self._steps.run(len(tokens), wanted)
-        if self._store.delta:
-            self._store.delta.settle()
-        return np.asarray(self._logits[: len(wanted), : self._config.vocabulary], np.float32)
+        self.steps.place(tokens, places, segments, self._ropes, positions)
+        if self.store.delta:
+            self.store.prepare([(sequence, places[first], count) for sequence, first, count in segments])
+        self.steps.run(len(tokens), wanted)
+        if self.store.delta:
+            self.store.delta.settle()
+        return np.asarray(self._logits[: len(wanted), : self.config.vocabulary], np.float32)
 
     def last_step(self) -> RecordedStep:
         """The latest `run`, for measurements; valid until the next call that changes a sequence.
 
         Running it again changes the states of its sequences, which may then be used for measurements only.
         """
-        if self._store.delta:
-            self._store.delta.repeat()
-        return self._steps.last_step()
+        if self.store.delta:
+            self.store.delta.repeat()
+        return self.steps.last_step()
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
         """Return the keys and values of positions start..stop-1."""
-        source = self._sequences[sequence]
+        source = self.sequences[sequence]
         if not 0 <= start < stop <= source.length:
             raise ValueError(f"cannot export positions {start}..{stop} of a sequence of {source.length}")
-        return self._store.read(source, start, stop)
+        return self.store.read(source, start, stop)
 
     def import_kv(self, sequence: int, start: int, stop: int, data: bytes | memoryview) -> None:
         """Append what export_kv returned; start must equal the sequence's length. Raises ValueError."""
-        target = self._sequences[sequence]
+        target = self.sequences[sequence]
         if start != target.length or stop <= start:
             raise ValueError(f"cannot import positions {start}..{stop} after {target.length}")
-        if self._store.needed(target, stop - start) > self._store.free:
+        if self.store.needed(target, stop - start) > self.store.free:
             raise ValueError(f"no pages left for {stop - start} tokens")
         self._latest.pop(sequence, None)
-        if self._store.delta:
-            self._store.delta.begin(1)  # a copied page takes a slot
-        self._store.append(target, stop - start, stored=True)
+        if self.store.delta:
+            self.store.delta.begin(1)  # a copied page takes a slot
+        self.store.append(target, stop - start, stored=True)
         try:
-            self._store.write(target, start, stop, data)
+            self.store.write(target, start, stop, data)
         except ValueError:
-            self._store.truncate(target, start)
+            self.store.truncate(target, start)
             raise
 
     def export_state(self, sequence: int, length: int) -> bytes:
         """See localllm.engine.runner.KeepsStates."""
-        source = self._sequences[sequence]
+        source = self.sequences[sequence]
         if not 0 < length <= source.length:
             raise ValueError(f"cannot export the state after {length} positions of a sequence of {source.length}")
-        return self._store.read_state(source, length)
+        return self.store.read_state(source, length)
 
     def import_state(self, sequence: int, data: bytes | memoryview) -> None:
         """See localllm.engine.runner.KeepsStates."""
-        self._store.write_state(self._sequences[sequence], data)
+        self.store.write_state(self.sequences[sequence], data)
 
     def check_integrity(self, sequences: set[int]) -> None:
         """Raise RuntimeError unless exactly these sequences are alive and page references match them."""
-        if set(self._sequences) != sequences:
-            raise RuntimeError(f"sequences alive: {sorted(self._sequences)}, expected: {sorted(sequences)}")
-        self._store.check_integrity(list(self._sequences.values()))
-        if self._drafts:
-            self._drafts.check_integrity()
+        if set(self.sequences) != sequences:
+            raise RuntimeError(f"sequences alive: {sorted(self.sequences)}, expected: {sorted(sequences)}")
+        self.store.check_integrity(list(self.sequences.values()))
+        if self.drafts:
+            self.drafts.check_integrity()
 
     def close(self) -> None:
         """Stop the threads; memory is released with the last reference. Idempotent."""
@@ -465,17 +465,17 @@ class NativeRunner:
             self.closing.pop()()
         if self.projector:
             self.projector.close()
-        self._team.close()
+        self.team.close()
         if self._inputs:
             self._inputs.close()
-        self._sequences.clear()
+        self.sequences.clear()
 
     def _register(self, sequence: Sequence) -> int:
-        if len(self._sequences) >= MAX_SEQUENCES:
-            self._store.truncate(sequence, 0)
+        if len(self.sequences) >= MAX_SEQUENCES:
+            self.store.truncate(sequence, 0)
             raise ValueError(f"more than {MAX_SEQUENCES} sequences")
         self._next_handle += 1
-        self._sequences[self._next_handle] = sequence
+        self.sequences[self._next_handle] = sequence
         return self._next_handle
 
     def _check_rows(
@@ -485,8 +485,8 @@ class NativeRunner:
         rows = len(tokens)
         if not 1 <= rows <= MAX_ROWS or len(positions) != rows or len(sequences) != rows:
             raise ValueError(f"a step takes 1 to {MAX_ROWS} rows, each with a token, a position and a sequence")
-        if min(tokens) < 0 or max(tokens) >= self._config.vocabulary:
-            raise ValueError(f"a token is outside 0..{self._config.vocabulary - 1}")
+        if min(tokens) < 0 or max(tokens) >= self.config.vocabulary:
+            raise ValueError(f"a token is outside 0..{self.config.vocabulary - 1}")
         if (wanted and (wanted[0] < 0 or wanted[-1] >= rows)) or any(a >= b for a, b in pairwise(wanted)):
             raise ValueError("wanted rows must be indices of rows, ascending")
         segments: list[tuple[int, int, int]] = []
@@ -499,16 +499,16 @@ class NativeRunner:
             raise ValueError("rows of one sequence must be contiguous")
         needed = 0
         for handle, first, count in segments:
-            sequence = self._sequences[handle]
+            sequence = self.sequences[handle]
             start = positions[first]
-            late = start > sequence.length or (start < sequence.length and not self._config.rope.sections)
+            late = start > sequence.length or (start < sequence.length and not self.config.rope.sections)
             if late or list(positions[first : first + count]) != list(range(start, start + count)):
                 raise ValueError(f"positions must continue the sequence's length, {sequence.length}")
-            if self._store.reusable(sequence, sequence.length) < sequence.length:
+            if self.store.reusable(sequence, sequence.length) < sequence.length:
                 raise ValueError(f"a sequence of {sequence.length} tokens has lost the window before its end")
-            needed += self._store.needed(sequence, count)
-        if needed > self._store.free:
-            raise ValueError(f"{needed} KV pages are needed and {self._store.free} are free")
+            needed += self.store.needed(sequence, count)
+        if needed > self.store.free:
+            raise ValueError(f"{needed} KV pages are needed and {self.store.free} are free")
         return segments
 
     def _reserve_logits(self, rows: int) -> None:
@@ -518,8 +518,8 @@ class NativeRunner:
             return
         operations = self._logits_operations
         self._logits = aligned_zeros((room, operations.width), np.float32)
-        self._steps.program.set_argument(operations.product, indices_of(Product).y, self._logits.ctypes.data)
+        self.steps.program.set_argument(operations.product, indices_of(Product).y, self._logits.ctypes.data)
         if operations.change is not None:
-            self._steps.program.set_argument(operations.change, indices_of(Expand).y, self._logits.ctypes.data)
+            self.steps.program.set_argument(operations.change, indices_of(Expand).y, self._logits.ctypes.data)
         if operations.cap is not None:
-            self._steps.program.set_argument(operations.cap, indices_of(SoftCap).y, self._logits.ctypes.data)
+            self.steps.program.set_argument(operations.cap, indices_of(SoftCap).y, self._logits.ctypes.data)

@@ -102,7 +102,7 @@ class PageArrays:
     @property
     def resident_bytes(self) -> int:
         """Bytes of the groups that were written, and not given back since."""
-        return int(np.count_nonzero(self._resident)) * self._group_bytes
+        return int(np.count_nonzero(self._resident)) * self.group_bytes
 
     def touch(self, number: int) -> bool:
         """Note that a page is written; return whether its group takes more memory for that."""
@@ -120,7 +120,7 @@ class PageArrays:
             self._resident[group] = False
 
     @property
-    def _group_bytes(self) -> int:
+    def group_bytes(self) -> int:
         return sum(pages[0].nbytes for pages, _ in self.all)
 
     def place(self, number: int) -> int:

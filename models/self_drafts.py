@@ -43,7 +43,7 @@ class SelfDrafts:
     """Tracks the MAX_SEQUENCES most recently computed sequences, and drafts for them."""
 
     def __init__(self, layer: DraftingLayer) -> None:
-        self._layer = layer
+        self.layer = layer
         self._trails: dict[int, _Trail] = {}  # in order of use, the most recent last
 
     def note(self, sequence: int, start: int, tokens: Ordered[int], states: NDArray[np.generic]) -> None:
@@ -78,7 +78,7 @@ class SelfDrafts:
     def free(self, sequence: int) -> None:
         """Forget a sequence."""
         if trail := self._trails.pop(sequence, None):
-            self._layer.store.truncate(trail.stored, 0)
+            self.layer.store.truncate(trail.stored, 0)
 
     def follow(self, wanted: Ordered[tuple[int, int, int]]) -> dict[int, DraftRows]:
         """Compute the missing keys and values of sequences, except for a few last rows, and return those rows.
@@ -103,7 +103,7 @@ class SelfDrafts:
         parts = self.follow(wanted)
         ids = self._ids([self._trails[sequence] for sequence in parts])
         while parts:
-            tokens, states = self._layer.run(list(parts.values()), ids)
+            tokens, states = self.layer.run(list(parts.values()), ids)
             going = {}
             for at, (sequence, part) in enumerate(parts.items()):
                 found[sequence].append(int(tokens[at]))
@@ -118,11 +118,11 @@ class SelfDrafts:
     @property
     def kept_bytes(self) -> int:
         """Bytes of the states of MAX_SEQUENCES sequences."""
-        return MAX_SEQUENCES * KEPT * 4 * self._layer.width
+        return MAX_SEQUENCES * KEPT * 4 * self.layer.width
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if the layer's pages do not match the tracked sequences."""
-        self._layer.store.check_integrity([trail.stored for trail in self._trails.values()])
+        self.layer.store.check_integrity([trail.stored for trail in self._trails.values()])
 
     def _follow(self, trail: _Trail, token: int, count: int) -> DraftRows:
         """Compute a sequence's missing keys and values except for its last rows, and return those rows."""
@@ -130,20 +130,20 @@ class SelfDrafts:
         self._cut(trail, end)  # drop rows computed for another next token
         begin = trail.first + stored.length
         if not stored.length or begin <= trail.start or end + count - trail.first >= MAX_TOKENS:
-            self._layer.store.truncate(stored, 0)
+            self.layer.store.truncate(stored, 0)
             begin = trail.first = max(trail.start + 1, end - _FEW if count == 1 else 0)
         positions = np.arange(begin, end + 1)
         tokens = [*trail.tokens[positions[:-1] % KEPT].tolist(), token]
-        states = self._layer.prepared(trail.states[(positions - 1) % KEPT])
+        states = self.layer.prepared(trail.states[(positions - 1) % KEPT])
         while len(tokens) > _EACH:
             some = min(len(tokens) - 1, MAX_ROWS)
-            self._layer.run([DraftRows(stored, tokens[:some], states[:some])])
+            self.layer.run([DraftRows(stored, tokens[:some], states[:some])])
             tokens, states = tokens[some:], states[some:]
         return DraftRows(stored, tokens, states)
 
     def _ids(self, trails: Ordered[_Trail]) -> int:
         """How many ids to draft from: the least of `reaches` that covers nearly all of the latest tokens."""
-        reaches = self._layer.reaches
+        reaches = self.layer.reaches
         if len(reaches) == 1 or not trails:
             return reaches[-1]
         latest = np.concatenate([trail.tokens[np.arange(trail.start, trail.end) % KEPT] for trail in trails])
@@ -152,18 +152,18 @@ class SelfDrafts:
     def _room(self) -> _Trail:
         """An empty trail: a new one, or that of the least recently computed sequence if there are too many."""
         if len(self._trails) < MAX_SEQUENCES:
-            return _Trail(np.zeros((KEPT, self._layer.width), np.float32))
+            return _Trail(np.zeros((KEPT, self.layer.width), np.float32))
         oldest = self._trails.pop(next(iter(self._trails)))
         self._restart(oldest, 0)
         return oldest
 
     def _restart(self, trail: _Trail, position: int) -> None:
         """Forget all positions and restart at this one."""
-        self._layer.store.truncate(trail.stored, 0)
+        self.layer.store.truncate(trail.stored, 0)
         trail.start = trail.end = position
 
     def _cut(self, trail: _Trail, length: int) -> None:
         """Drop the layer's keys and values from position `length` on."""
         keep = max(0, length - trail.first)
         if keep < trail.stored.length:
-            self._layer.store.truncate(trail.stored, keep)
+            self.layer.store.truncate(trail.stored, keep)

@@ -139,7 +139,7 @@ class WeightLoader:
         self._team = team
         self._builder = builder
         self._arena = Arena()
-        self._buffer = np.empty(0, np.uint8)
+        self.buffer = np.empty(0, np.uint8)
         self._progress = progress
         self._loaded_bytes = 0
         self._matrices: dict[str, Matrix] = {}
@@ -316,9 +316,9 @@ class WeightLoader:
     ) -> Matrix:
         def read(low: int, count: int) -> NDArray[np.uint8]:
             room = count * tensor.type.row_bytes(k) + SLACK_BYTES
-            if len(self._buffer) < room:
-                self._buffer = np.empty(room, np.uint8)
-            return self._file.data(tensor.name, low, count, self._buffer)
+            if len(self.buffer) < room:
+                self.buffer = np.empty(room, np.uint8)
+            return self._file.data(tensor.name, low, count, self.buffer)
 
         def read_wide(low: int, count: int) -> NDArray[np.uint8]:
             found = np.zeros((count, tensor.type.row_bytes(wide)), np.uint8)

@@ -77,22 +77,22 @@ class ChatTemplate:
     @property
     def supports_tools(self) -> bool:
         """Whether the rendered text includes the tools."""
-        return self._for_tools is not None or self._takes.tools
+        return self._for_tools is not None or self.takes.tools
 
     @property
     def supports_thinking(self) -> bool:
         """Whether `enable_thinking` changes anything."""
-        return not self._takes.variables.isdisjoint(_THINKING_SWITCHES)
+        return not self.takes.variables.isdisjoint(_THINKING_SWITCHES)
 
     @property
     def reasoning_markers(self) -> tuple[Marker, ...]:
         """(opening, closing) texts around the model's reasoning, such as ("<think>", "</think>"); () if none known."""
-        return self._takes.reasoning_markers
+        return self.takes.reasoning_markers
 
     @property
     def shown(self) -> str:
         """The source of the template used with tools, followed by the probe conversations that it rendered."""
-        return (self._for_tools or self)._takes.shown
+        return (self._for_tools or self).takes.shown
 
     def render(
         self,
@@ -122,17 +122,17 @@ class ChatTemplate:
                 enable_thinking=enable_thinking,
                 **extra,
             )
-        if tools and not self._takes.tools:
+        if tools and not self.takes.tools:
             raise TemplateError("this model's chat template does not support tools; send the request without them")
         variables: dict[str, Any] = {
             **self._special_tokens,
-            **tool_variables(list(tools or ()), self._takes.variables, self._takes.null_tools),
+            **tool_variables(list(tools or ()), self.takes.variables, self.takes.null_tools),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._thinking_switches(enable_thinking),
             **checked_arguments(extra),
         }
-        fitted = adapted(normalised(messages, "developer" in self.source), self._takes)
+        fitted = adapted(normalised(messages, "developer" in self.source), self.takes)
         refusals: list[str] = []
         for form in chain([fitted], milder_forms(fitted)):
             (outcome,) = self._sandbox.render([{**variables, "messages": form}])
@@ -146,13 +146,13 @@ class ChatTemplate:
         return any(prompt.rstrip().endswith(opening) for opening, _ in self.reasoning_markers)
 
     @cached_property
-    def _takes(self) -> Capabilities:
+    def takes(self) -> Capabilities:
         return probe(self._sandbox, self.source, self._special_tokens)
 
     def _thinking_switches(self, enabled: bool | None) -> dict[str, object]:
         if enabled is None:
             return {}
-        read = self._takes.variables
+        read = self.takes.variables
         return {name: on if enabled else off for name, (on, off) in _THINKING_SWITCHES.items() if name in read}
 
 

@@ -163,7 +163,7 @@ class Tokenizer:
     """
 
     def __init__(self, metadata: Metadata) -> None:
-        vocabulary = self._vocabulary = read_vocabulary(metadata)
+        vocabulary = self.vocabulary = read_vocabulary(metadata)
         special = vocabulary.special
         self.vocab_size: int = len(vocabulary.tokens)
         self.pre: str = vocabulary.pre
@@ -203,20 +203,20 @@ class Tokenizer:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                prefix = " " if after_special and self._vocabulary.add_space_prefix else ""
-                for piece in self._pieces(prefix + part):
-                    ids += self._encoder.encode(piece)
+                prefix = " " if after_special and self.vocabulary.add_space_prefix else ""
+                for piece in self.pieces(prefix + part):
+                    ids += self.encoder.encode(piece)
             after_special = isinstance(part, int)
         if add_special:
             before, after = self._frame
             ids = before + ids + after
         return ids
 
-    def _pieces(self, text: str) -> Iterator[str]:
+    def pieces(self, text: str) -> Iterator[str]:
         """The text in pieces of about _PIECE characters: the libraries that encode one cannot be interrupted."""
         start = 0
         while len(text) - start > _PIECE:
-            cuts = self._encoder.cuts
+            cuts = self.encoder.cuts
             found = cuts.search(text, start + _PIECE) if cuts else None
             end = found.end() if found else len(text)
             if end - start > _LONGEST_PIECE:
@@ -249,7 +249,7 @@ class Tokenizer:
         outside the vocabulary.
         """
         self._check(token)
-        text, kind = self._vocabulary.tokens[token], self._vocabulary.kinds[token]
+        text, kind = self.vocabulary.tokens[token], self.vocabulary.kinds[token]
         if kind in (CONTROL, UNKNOWN):
             return b"" if skip_special else text.encode()
         if kind == BYTE:
@@ -258,19 +258,19 @@ class Tokenizer:
             return text.encode()
         if kind != NORMAL:
             return b""
-        if self._vocabulary.spells_bytes:
+        if self.vocabulary.spells_bytes:
             return b"".join(_BYTE_OF.get(character) or character.encode() for character in text)
         return text.replace("\u2581", " ").encode()
 
     def is_control(self, token: int) -> bool:
         """Whether a token steers the model and is not text. TokenizerError for an id outside the vocabulary."""
         self._check(token)
-        return self._vocabulary.kinds[token] == CONTROL
+        return self.vocabulary.kinds[token] == CONTROL
 
     def agrees_with(self, other: "Tokenizer") -> bool:
         """Whether every id that both have is the same token, so that one model's ids can be given to the other."""
         common = min(self.vocab_size, other.vocab_size)
-        mine, theirs = self._vocabulary, other._vocabulary
+        mine, theirs = self.vocabulary, other.vocabulary
         return mine.tokens[:common] == theirs.tokens[:common] and mine.kinds[:common] == theirs.kinds[:common]
 
     def _check(self, token: int) -> None:
@@ -278,19 +278,19 @@ class Tokenizer:
             raise TokenizerError(f"token {token} is outside the vocabulary of {self.vocab_size}.")
 
     @cached_property
-    def _encoder(self) -> Encoder:
+    def encoder(self) -> Encoder:
         # Imported here: decoding and `localllm show` do without these libraries.
-        if self._vocabulary.pre_tokenizer is not None:
+        if self.vocabulary.pre_tokenizer is not None:
             from gguf_io.tokenizer.byte_pairs import BytePairs
 
-            return BytePairs(self._vocabulary, self._vocabulary.pre_tokenizer)
-        if self._vocabulary.model == "bert":
+            return BytePairs(self.vocabulary, self.vocabulary.pre_tokenizer)
+        if self.vocabulary.model == "bert":
             from gguf_io.tokenizer.word_pieces import WordPieces
 
-            return WordPieces(self._vocabulary)
+            return WordPieces(self.vocabulary)
         from gguf_io.tokenizer.sentence_pieces import SentencePieces
 
-        return SentencePieces(self._vocabulary)
+        return SentencePieces(self.vocabulary)
 
     @cached_property
     def _all_special(self) -> Partition:
@@ -305,7 +305,7 @@ class Tokenizer:
         return self._partition(CONTROL, UNKNOWN, always=FRAMING)
 
     def _partition(self, *kinds: int, always: Sequence[str] = ()) -> Partition:
-        vocabulary = self._vocabulary
+        vocabulary = self.vocabulary
         tokens = {vocabulary.tokens[index]: index for index, kind in enumerate(vocabulary.kinds) if kind in kinds}
         tokens |= {name: vocabulary.ids[name] for name in always if name in vocabulary.ids}
         return Partition(tokens, vocabulary.lstrip, vocabulary.rstrip)
@@ -313,7 +313,7 @@ class Tokenizer:
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:
         """The tokens that add_special puts before and after a text."""
-        if self._vocabulary.model == "bert":
+        if self.vocabulary.model == "bert":
             frame = (self.bos_id, self.sep_id)
         else:
             frame = (self.bos_id if self.add_bos else None, self.eos_id if self.add_eos else None)

@@ -114,7 +114,7 @@ class Engine:
         self._max_waiting = max_waiting
         max_running = max(min(max_running, info.max_sequences // 2, info.max_rows), 1)
         self._wakened = threading.Event()  # first, because the disk cache's threads set it as soon as they run
-        self._kv = KVManager(
+        self.kv = KVManager(
             runner,
             kept_sequences=info.max_sequences - max_running,
             background_pages=min(background_tokens // info.page_size, info.pages_total // 8),
@@ -125,8 +125,8 @@ class Engine:
             pinned_share=pinned_share,
         )
         self._costs = costs
-        self._scheduler = Scheduler(runner, self._kv, max_running, drafter, clock, chunk)
-        self._journal = StepJournal()
+        self.scheduler = Scheduler(runner, self.kv, max_running, drafter, clock, chunk)
+        self.journal = StepJournal()
         self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
         self._aside = runner if info.computes_aside and isinstance(runner, ComputesAside) else None
@@ -155,12 +155,12 @@ class Engine:
         scope = request.stop_scope and request.stop_scope()
         detokenizer = Detokenizer(request.stop, scope, request.ends, request.least_indent)
         writer = EventWriter(GenerationStream(self._wake, self._interrupt), detokenizer, self._clock)
-        sequence = sequence_of(request, prompt, self._adapters_of(request), self._kv.most_pinned)
+        sequence = sequence_of(request, prompt, self._adapters_of(request), self.kv.most_pinned)
         generation = Generation(request, prompt, sequence, context, sampler, self._vocabulary, writer)
         with self._lock:
             if self._closing or self._failure:
                 raise EngineStoppedError(f"The engine has stopped: {self._failure or 'the model is being unloaded'}.")
-            if len(self._scheduler.waiting) + len(self._submissions) >= self._max_waiting:
+            if len(self.scheduler.waiting) + len(self._submissions) >= self._max_waiting:
                 raise QueueFullError(f"{self._max_waiting} requests are waiting already. Try again in a moment.")
             self._submissions.append(generation)
         self._interrupt()
@@ -170,10 +170,10 @@ class Engine:
         """Do one round of work on the calling thread; False if there was nothing to do."""
         self._interrupted.clear()
         ended = self._take_news()
-        if self._journal.asked:
+        if self.journal.asked:
             self._do_later()
-            self._journal.answer()
-        plan = self._scheduler.schedule()
+            self.journal.answer()
+        plan = self.scheduler.schedule()
         self._report_progress()
         began = self._clock()
         if plan.parts and (logits := self._run(plan)) is not None:
@@ -188,11 +188,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the engine's current load and its counters."""
-        info, totals, cache, copies = self.runner.info, self._totals, self._kv.cache, self._kv.copies
+        info, totals, cache, copies = self.runner.info, self._totals, self.kv.cache, self.kv.copies
         window_pages, kept_window_pages = window_use(self.runner)
         return EngineStats(
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting) + len(self._submissions),
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting) + len(self._submissions),
             cached_prefixes=len(cache),
             cached_tokens=cache.tokens,
             pages_total=info.pages_total,
@@ -209,7 +209,7 @@ class Engine:
             drafted_tokens=totals["drafted"],
             accepted_tokens=totals["accepted"],
             evicted_tokens=cache.evicted_tokens,
-            preemptions=self._scheduler.preemptions,
+            preemptions=self.scheduler.preemptions,
         )
 
     def inspect(self) -> "Future[EngineSnapshot]":
@@ -223,17 +223,17 @@ class Engine:
         submit does.
         """
         request, _, prompt, _ = self._fitted(request)
-        sequence = sequence_of(request, prompt, self._adapters_of(request), self._kv.most_pinned)
+        sequence = sequence_of(request, prompt, self._adapters_of(request), self.kv.most_pinned)
         return self._ask(lambda: self._expected(sequence, prompt))
 
     def _expected(self, sequence: TokenSequence, prompt: FittedPrompt) -> Counts:
-        running = [(generation.sequence, True) for generation in self._scheduler.running]
-        memory, disk, recomputed = self._kv.expected(sequence, running)
+        running = [(generation.sequence, True) for generation in self.scheduler.running]
+        memory, disk, recomputed = self.kv.expected(sequence, running)
         dropped = prompt.dropped_messages, prompt.dropped_tokens
         return Counts(len(prompt.tokens), memory, disk, 0, 0, 0, *dropped, recomputed)
 
     def _ask(self, look: Callable[[], Found]) -> "Future[Found]":
-        asked = self._journal.ask(look)
+        asked = self.journal.ask(look)
         if self._closing or self._failure:
             asked.cancel()
         self._wake()
@@ -255,7 +255,7 @@ class Engine:
         self._closed = True
         if self._helpers is not None:
             self._helpers.shutdown()
-        self._kv.close(finish=not self._failure, release=self._close_runner)
+        self.kv.close(finish=not self._failure, release=self._close_runner)
 
     def _close_runner(self) -> None:
         self.runner.close()
@@ -266,8 +266,8 @@ class Engine:
         """Raise RuntimeError if the bookkeeping is inconsistent. Between steps only; takes some milliseconds."""
         if self._drafter is not None:
             self._drafter.check_integrity()
-        owned = self._kv.cache.check_integrity()
-        for generation in self._scheduler.running:
+        owned = self.kv.cache.check_integrity()
+        for generation in self.scheduler.running:
             sequence = generation.sequence
             if sequence.handle is None:
                 continue
@@ -313,9 +313,9 @@ class Engine:
         """Queue new submissions, and end cancelled and expired generations; return whether any ended."""
         while self._submissions:
             generation = self._submissions.popleft()
-            self._journal.timelines.append(generation.timeline)
-            self._scheduler.add(generation)
-        for generation in [*self._scheduler.running, *self._scheduler.waiting]:
+            self.journal.timelines.append(generation.timeline)
+            self.scheduler.add(generation)
+        for generation in [*self.scheduler.running, *self.scheduler.waiting]:
             limit = generation.request.time_limit_s
             if generation.writer.stream.cancelled:
                 generation.end(FinishReason.CANCELLED)
@@ -332,7 +332,7 @@ class Engine:
             return self._compute(plan)
         except LocalLLMError as error:
             for part in plan.parts:
-                self._kv.discard(part.generation.sequence)
+                self.kv.discard(part.generation.sequence)
                 part.generation.fail(error)
             return None
 
@@ -400,16 +400,16 @@ class Engine:
         """Record what was computed, truncate rejected drafts, send text."""
         for part, right in zip(plan.parts, accepted, strict=True):
             generation, sequence = part.generation, part.generation.sequence
-            self._kv.advance(sequence, len(part))
+            self.kv.advance(sequence, len(part))
             if not generation.generated:
                 continue
             # The last token's row is never reused: its logits are needed to continue the sequence.
             if part.drafts:
                 first = sequence.computed - len(part.drafts)
-                self._kv.cut(sequence, min(first + right, len(sequence.tokens) - 1))
+                self.kv.cut(sequence, min(first + right, len(sequence.tokens) - 1))
             window = generation.roll_if_full() if generation.finish_reason is None else None
             if window is not None:
-                self._kv.discard(sequence)
+                self.kv.discard(sequence)
                 sequence.replace(window)
             self._later.append(generation.send_text)
         self._rows_unspilled += max(len(plan), LEAST_ROWS)
@@ -420,27 +420,27 @@ class Engine:
     def _note(self, plan: Plan, began: float, ran: float, accepted: int) -> None:
         """Record a step in the journal and learn from its time. ran: when the runner finished."""
         step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, ran - began)
-        self._later.append(partial(self._journal.note, step, began, plan.work))
+        self._later.append(partial(self.journal.note, step, began, plan.work))
         took = self._clock() - began
-        self._scheduler.observe(plan, took, accepted)
+        self.scheduler.observe(plan, took, accepted)
         if self._costs is not None and not (plan.decoded or plan.drafted or plan.images):
             self._costs.observe(COMPUTED, len(plan), took)
 
     def _spill(self) -> bool:
-        if self._kv.spiller is None:
+        if self.kv.spiller is None:
             return False
         self._do_later()
-        return self._kv.spiller.spill()
+        return self.kv.spiller.spill()
 
     def _end_finished(self) -> bool:
         """Send the last event of every generation that has ended; return whether there were any."""
-        ended = [each for each in [*self._scheduler.running, *self._scheduler.waiting] if each.finish_reason]
+        ended = [each for each in [*self.scheduler.running, *self.scheduler.waiting] if each.finish_reason]
         for generation in ended:
             self._end(generation)
         return bool(ended)
 
     def _end(self, generation: Generation) -> None:
-        self._scheduler.remove(generation)
+        self.scheduler.remove(generation)
         counts = generation.counts
         self._totals.update(
             prompt=counts.prompt,
@@ -453,22 +453,22 @@ class Engine:
         generation.finish()
 
     def _report_progress(self) -> None:
-        for generation in self._scheduler.running:
+        for generation in self.scheduler.running:
             generation.send_progress(0)
-        for position, generation in enumerate(self._scheduler.waiting, start=1):
+        for position, generation in enumerate(self.scheduler.waiting, start=1):
             generation.send_progress(position)
 
     def _snapshot(self) -> EngineSnapshot:
-        running, waiting = self._scheduler.running, self._scheduler.waiting
+        running, waiting = self.scheduler.running, self.scheduler.waiting
         window_pages, kept_window_pages = window_use(self.runner)
         return EngineSnapshot(
-            steps=tuple(self._journal.steps),
+            steps=tuple(self.journal.steps),
             requests=(*(one.view(False) for one in running), *(one.view(True) for one in waiting)),
-            prefixes=self._kv.cache.tree(),
+            prefixes=self.kv.cache.tree(),
             page_size=self.runner.info.page_size,
             pages_total=self.runner.info.pages_total,
             page_holders=self.runner.page_holders(),
-            timelines=tuple(replace(each, spans=[*each.spans]) for each in self._journal.timelines),
+            timelines=tuple(replace(each, spans=[*each.spans]) for each in self.journal.timelines),
             now=self._clock(),
             window_pages=window_pages,
             kept_window_pages=kept_window_pages,
@@ -489,7 +489,7 @@ class Engine:
                 self._wakened.clear()
                 if self.step():
                     checked = False
-                elif self._scheduler.running or self._scheduler.waiting:
+                elif self.scheduler.running or self.scheduler.waiting:
                     self._wakened.wait(0.05)  # for readers and the disk writer; time limits are checked meanwhile
                 elif not self._wakened.wait(None if checked else IDLE_S):
                     self.check_integrity()
@@ -502,12 +502,12 @@ class Engine:
 
     def _end_all(self, reason: FinishReason, error: Exception | None) -> None:
         """End every request without touching the runner, whose state may be lost."""
-        for generation in [*self._scheduler.running, *self._scheduler.waiting, *self._submissions]:
+        for generation in [*self.scheduler.running, *self.scheduler.waiting, *self._submissions]:
             generation.abort(reason, error)
-        self._scheduler.running.clear()
-        self._scheduler.waiting.clear()
+        self.scheduler.running.clear()
+        self.scheduler.waiting.clear()
         self._submissions.clear()
-        self._journal.cancel()
+        self.journal.cancel()
 
 
 def _run_all(choices: list[Callable[[], None]]) -> None:

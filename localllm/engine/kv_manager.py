@@ -89,9 +89,9 @@ class KVManager:
         self._kept_sequences = kept_sequences
         self._background_pages = background_pages
         self._wake_engine = wake_engine
-        self._disks: dict[KeySpace, DiskCache] = {}  # empty without a disk tier
+        self.disks: dict[KeySpace, DiskCache] = {}  # empty without a disk tier
         if disk is not None:
-            self._disks[KeySpace()] = disk if self._can_truncate else disk.of_states()
+            self.disks[KeySpace()] = disk if self._can_truncate else disk.of_states()
             disk.digest.when_known(wake_engine)
         self.restoring: dict[TokenSequence, _Restore] = {}  # to import before their next rows
         self._readers: ThreadPoolExecutor | None = None  # made for the first segment on disk
@@ -258,7 +258,7 @@ class KVManager:
             if not isinstance(segment, Segment):
                 return
             self._readers = self._readers or ThreadPoolExecutor(READERS, "kv-reader")
-            restore.reads.append(self._readers.submit(self._disks[KeySpace()].load, segment))
+            restore.reads.append(self._readers.submit(self.disks[KeySpace()].load, segment))
 
     def rows_ahead(self, sequence: TokenSequence) -> int:
         """Pending tokens before the next image, or before the next mark where the state is kept."""
@@ -331,7 +331,7 @@ class KVManager:
             self.spiller.close(finish, release)
         else:
             release()
-        for disk in self._disks.values():
+        for disk in self.disks.values():
             disk.digest.stop()
 
     def _stored(self, sequence: TokenSequence, computed: int) -> _Stored | None:
@@ -374,7 +374,7 @@ class KVManager:
     def _import_state(self, handle: int, segment: Segment) -> None:
         """Import the state after a segment. Without it, the runner computes rows since the last known state again."""
         assert isinstance(self._runner, KeepsStates)
-        if (state := self._disks[KeySpace()].load_state(segment)) is None:
+        if (state := self.disks[KeySpace()].load_state(segment)) is None:
             return
         try:
             self._runner.import_state(handle, state)
@@ -419,14 +419,14 @@ class KVManager:
 
     def _disk_of(self, sequence: TokenSequence) -> DiskCache | None:
         """The disk tier for a sequence's KV, separate for each key space; None without one."""
-        if not self._disks:
+        if not self.disks:
             return None
-        if (found := self._disks.get(sequence.space)) is None:
+        if (found := self.disks.get(sequence.space)) is None:
             files = self._runner.info.adapter_files
             adapters = [(files[number], weight) for number, weight in sequence.space.adapters]
-            found = self._disks[KeySpace()].apart(sequence.space.namespace, adapters)
+            found = self.disks[KeySpace()].apart(sequence.space.namespace, adapters)
             found.digest.when_known(self._wake_engine)
-            self._disks[sequence.space] = found
+            self.disks[sequence.space] = found
         return found
 
 

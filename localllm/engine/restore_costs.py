@@ -36,7 +36,7 @@ class RestoreCosts:
     def __init__(self, key: str = "") -> None:
         self._key = key
         self._paces = {name: _Pace() for name in (COMPUTED, MEMORY, DISK)}
-        kept = _kept().get(key) if key else None
+        kept = kept_costs().get(key) if key else None
         for name, pace in self._paces.items():
             match kept.get(name) if isinstance(kept, dict) else None:
                 case [float(seconds), int(count)] if seconds > 0 and count > 0:
@@ -75,7 +75,7 @@ class RestoreCosts:
         }
         if not self._key or not paces:
             return
-        kept = _kept()
+        kept = kept_costs()
         kept.pop(self._key, None)
         kept[self._key] = paces
         write_measured(_FILE, json.dumps(dict([*kept.items()][-MOST_KEPT:])).encode())
@@ -88,7 +88,7 @@ def costs_of(info: RunnerInfo, placed: str) -> RestoreCosts:
     return RestoreCosts(hashlib.blake2b(identity.encode(), digest_size=16).hexdigest())
 
 
-def _kept() -> dict[str, object]:
+def kept_costs() -> dict[str, object]:
     data = read_measured(_FILE)
     kept = json.loads(data) if data else {}
     return kept if isinstance(kept, dict) else {}

@@ -49,7 +49,7 @@ class MemoryLoader:
 
         Raises OutOfMemoryError with the sums, ModelFileError or another file error.
         """
-        settings, room = with_files(self._settings, entry), self._room(loaded, coming)
+        settings, room = with_files(self._settings, entry), self.room(loaded, coming)
         gpus = partial(gpus_here, [placed.gpu_bytes for placed in coming])
         try:
             with open_model(entry.path) as file:
@@ -61,7 +61,7 @@ class MemoryLoader:
                     placing = partial(place, file, room=room, gpus=gpus, draft=draft, held=held)
                     return self._granted(placing, settings, on_gpus, bool(coming))
         except OutOfMemoryError as error:
-            held = _all_held(loaded, coming) // MIB
+            held = all_held(loaded, coming) // MIB
             raise OutOfMemoryError(f"{error}\n{len(loaded) + len(coming)} other models hold {held:,} MiB.") from error
 
     def load(self, entry: CatalogEntry, embeds: bool, placed: Placement, progress: LoadProgress) -> Model:
@@ -96,21 +96,21 @@ class MemoryLoader:
             raise OutOfMemoryError(f"{placed.sums()}\nThat is too little while other models load.")
         return placing(replace(settings, kv_mib=max(granted // MIB, 1))).checked()
 
-    def _room(self, loaded: Sequence[Model], coming: Sequence[Placement]) -> int:
+    def room(self, loaded: Sequence[Model], coming: Sequence[Placement]) -> int:
         """Bytes that are neither used nor promised."""
-        promised = sum(map(_promised, loaded)) + sum(placed.main_bytes for placed in coming)
+        promised = sum(map(promised_bytes, loaded)) + sum(placed.main_bytes for placed in coming)
         room = available_memory() - promised
         if self._settings.memory_mib is not None:
-            room = min(room, self._settings.memory_mib * MIB - _all_held(loaded, coming))
+            room = min(room, self._settings.memory_mib * MIB - all_held(loaded, coming))
         return room
 
 
-def _all_held(loaded: Sequence[Model], coming: Sequence[Placement]) -> int:
+def all_held(loaded: Sequence[Model], coming: Sequence[Placement]) -> int:
     """Bytes of main memory that models hold or were granted, all memory for keys and values included."""
     return sum(model.placement.main_bytes for model in loaded) + sum(placed.main_bytes for placed in coming)
 
 
-def _promised(model: Model) -> int:
+def promised_bytes(model: Model) -> int:
     """Bytes that a model uses or may still allocate but that the system counts as free.
 
     Its KV cache and its copies may grow (llama.cpp allocates its cells at the start); mapped weights are page cache.

@@ -148,7 +148,7 @@ class Service:
         self.models = models
         self._listed = listed_models(options)
         self.metrics = metrics
-        self._admitted = Counter[str]()
+        self.admitted = Counter[str]()
         self._numbers = count(1)
         self._failed: dict[str, float] = {}  # by name: when a remote model of a list was last unreachable, or failed
 
@@ -161,15 +161,15 @@ class Service:
         Choudhury and Hahne, 1998).
         """
         client, answers = CLIENT.get(), min(answers, self.options.settings.max_queue)
-        left = 2 * self.options.settings.max_queue - self._admitted.total() - answers
-        if self._admitted[client] + answers > left:
+        left = 2 * self.options.settings.max_queue - self.admitted.total() - answers
+        if self.admitted[client] + answers > left:
             raise QueueFullError("server busy, please try again. maximum pending requests exceeded")
-        self._admitted[client] += answers
+        self.admitted[client] += answers
         try:
             yield
         finally:
-            self._admitted[client] -= answers
-            self._admitted += Counter()  # drops clients that have none
+            self.admitted[client] -= answers
+            self.admitted += Counter()  # drops clients that have none
 
     def choices(self, name: str) -> Sequence[str]:
         """The models that may answer for a name; those that recently failed or missed the SLO come last."""
@@ -193,14 +193,14 @@ class Service:
             try:
                 return self._find_one(other)
             except LocalLLMError as error:
-                self._passed_on(other, error)
+                self.pass_on(other, error)
         return self._find_one(last)
 
     def _find_one(self, name: str) -> tuple[ServedModels, Any]:
         models = self._listed.get(name, self.models)
         return models, models.find(name)
 
-    def _passed_on(self, model: str, error: LocalLLMError) -> None:
+    def pass_on(self, model: str, error: LocalLLMError) -> None:
         """Note that a model of a list cannot answer. Raises the error if the next model should not be tried."""
         if not goes_to_the_next(error):
             raise error
@@ -343,7 +343,7 @@ class Service:
                     run = await stack.enter_async_context(begun(model))
                     break
                 except LocalLLMError as error:
-                    self._passed_on(model, error)
+                    self.pass_on(model, error)
             else:
                 run = await stack.enter_async_context(begun(last))
             yield run

@@ -97,8 +97,8 @@ class RopeTable:
         blocks = -(-positions // _BLOCK_POSITIONS)
         self._computed = [False] * blocks
         self._positions = blocks * _BLOCK_POSITIONS
-        self._table = aligned_zeros((self._positions + MAX_ROWS, 2, self._half), np.float32)
-        self.address = self._table.ctypes.data
+        self.table = aligned_zeros((self._positions + MAX_ROWS, 2, self._half), np.float32)
+        self.address = self.table.ctypes.data
         """Address of the table; changes when it grows."""
 
     @property
@@ -120,12 +120,12 @@ class RopeTable:
         first = block * _BLOCK_POSITIONS
         positions = np.arange(first, first + _BLOCK_POSITIONS)
         by_pair = np.broadcast_to(positions[:, None], (_BLOCK_POSITIONS, len(self._radians)))
-        self._write(self._table[first : first + _BLOCK_POSITIONS], by_pair, positions)
+        self._write(self.table[first : first + _BLOCK_POSITIONS], by_pair, positions)
         self._computed[block] = True
 
     def write_image(self, by_pair: NDArray[np.int32]) -> int:
         """Write an image's rows, int32[rows, pairs]: the position of each pair. Returns the first row's index."""
-        self._write(self._table[self._positions :][: len(by_pair)], by_pair, by_pair[:, 0])
+        self._write(self.table[self._positions :][: len(by_pair)], by_pair, by_pair[:, 0])
         return self._positions
 
     def _write(self, table: NDArray[np.generic], by_pair: NDArray[np.integer], positions: NDArray[np.integer]) -> None:

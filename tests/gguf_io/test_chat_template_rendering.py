@@ -111,7 +111,7 @@ def test_conversations_render_like_the_oracle(real: Real) -> None:
     conversations = [PLAIN, context("simple")["messages"]]
     if real.name not in WITHOUT_SYSTEM:
         conversations.append(context("system")["messages"])
-    assert real.template._takes.system == (real.name not in WITHOUT_SYSTEM)
+    assert real.template.takes.system == (real.name not in WITHOUT_SYSTEM)
     for messages in conversations:
         assert real.template.render(messages) == oracle(real.source, messages, no_tools)
 

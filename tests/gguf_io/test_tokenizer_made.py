@@ -212,7 +212,7 @@ def test_ends_and_roles_by_name(tmp_path, names):
         api.llama_vocab_is_control(vocab, token) for token in named
     ]
     roles = {
-        "eot": tokenizer._vocabulary.special.get("eot"),
+        "eot": tokenizer.vocabulary.special.get("eot"),
         "fim_pre": tokenizer.fim_prefix_id,
         "fim_suf": tokenizer.fim_suffix_id,
         "fim_mid": tokenizer.fim_middle_id,
@@ -354,7 +354,7 @@ def test_a_long_text_is_encoded_piece_by_piece(tmp_path, monkeypatch):
 def test_pieces_are_not_cut_inside_a_token_that_spans_words(tmp_path):
     for more, may_cut in ((["\u2581ab"], True), (["a\u2581b"], False), (["\na"], False)):
         tokenizer = load_tokenizer(write_words(tmp_path / "words.gguf", *more))
-        assert (tokenizer._encoder.cuts is not None) is may_cut
+        assert (tokenizer.encoder.cuts is not None) is may_cut
 
 
 def test_a_text_that_cannot_be_cut_has_a_bound(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def test_published_cases(data_dir, name):
 @pytest.mark.parametrize("name", CASES)
 def test_long_texts_have_the_same_tokens_in_pieces(data_dir, name, monkeypatch):
     tokenizer = cached_tokenizer(data_dir / name)
-    assert tokenizer._encoder.cuts is not None
+    assert tokenizer.encoder.cuts is not None
     for path in sorted((data_dir / "text").glob("*.txt")):
         text = path.read_text(encoding="utf-8", errors="replace")[:100_000]
         tokens = []
@@ -101,7 +101,7 @@ def test_special_ids_and_flags(data_dir, name):
     ours = {
         "bos": tokenizer.bos_id,
         "eos": tokenizer.eos_id,
-        "eot": tokenizer._vocabulary.special.get("eot"),
+        "eot": tokenizer.vocabulary.special.get("eot"),
         "fim_pre": tokenizer.fim_prefix_id,
         "fim_suf": tokenizer.fim_suffix_id,
         "fim_mid": tokenizer.fim_middle_id,
@@ -143,7 +143,7 @@ def test_decoding_gives_the_text_back(data_dir, name, text):
 def test_characters_outside_a_vocabulary_without_bytes_are_unknown(data_dir):
     tokenizer = cached_tokenizer(data_dir / "models/gguf/tinystories656K-F32.gguf")
     ids = tokenizer.encode("Once 中 upon 😀 a time", add_special=False)
-    assert ids.count(tokenizer._vocabulary.need_unk_id()) == 2
+    assert ids.count(tokenizer.vocabulary.need_unk_id()) == 2
     assert tokenizer.decode(ids, skip_special=True).split() == ["Once", "upon", "a", "time"]
 
 

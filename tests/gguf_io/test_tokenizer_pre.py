@@ -61,7 +61,7 @@ def test_a_text_that_is_encoded_in_pieces_has_the_same_tokens(write, pre, monkey
     whole = [tokenizer.encode(text) for text in texts]
     monkeypatch.setattr("gguf_io.tokenizer.tokenizer._PIECE", 0)
     assert [tokenizer.encode(text) for text in texts] == whole
-    assert any(len(list(tokenizer._pieces(text))) > 1 for text in texts)
+    assert any(len(list(tokenizer.pieces(text))) > 1 for text in texts)
 
 
 @pytest.mark.oracle

@@ -125,7 +125,7 @@ def test_a_reader_that_takes_too_long_is_ended_and_started_again(
 
 def test_the_reader_has_bounds_of_the_system(extractor: Extractor) -> None:
     of(extractor, "a.html", b"<p>x</p>")
-    child = extractor._child.process
+    child = extractor.child.process
     assert child is not None
     limits = Path(f"/proc/{child.pid}/limits")
     if not limits.exists():
@@ -138,7 +138,7 @@ def test_the_reader_has_bounds_of_the_system(extractor: Extractor) -> None:
 
 def test_closing_ends_the_child(extractor: Extractor) -> None:
     of(extractor, "a.html", b"<p>x</p>")
-    child = extractor._child.process
+    child = extractor.child.process
     assert child is not None
     extractor.close()
     assert child.returncode is not None

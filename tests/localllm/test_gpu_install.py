@@ -114,7 +114,7 @@ def test_a_disk_without_room_for_the_unpacked_wheel_is_one_sentence(
     (tmp_path / name).write_bytes(data)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 2 << 20})())
     with pytest.raises(RequestError, match=r"0\.0 GiB free, and installing llama_cpp_python.* Nothing was changed"):
-        gpu_install._check_space(tmp_path / name, tmp_path)
+        gpu_install.check_space(tmp_path / name, tmp_path)
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -130,7 +130,7 @@ def test_what_pip_leaves_half_done_is_put_back(tmp_path: Path, index: Index, old
     # The trial is the child's; this wheel cannot pass it.
     code = (
         "from localllm import gpu_install\n"
-        "gpu_install._try = lambda *_: 'fine'\n"
+        "gpu_install.trial = lambda *_: 'fine'\n"
         "from localllm.__main__ import main\nmain()\n"
     )
     done = subprocess.run(
@@ -179,13 +179,13 @@ def test_what_pip_did_not_install_is_left_alone(tmp_path: Path, index: Index, in
 def test_missing_pip_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_install, "find_spec", lambda _: None)
     with pytest.raises(RequestError, match="has no pip"):
-        gpu_install._own_folder()
+        gpu_install.own_folder()
 
 
 def test_a_library_named_by_a_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/elsewhere")
     with pytest.raises(RequestError, match="LLAMA_CPP_LIB_PATH"):
-        gpu_install._own_folder()
+        gpu_install.own_folder()
 
 
 @pytest.mark.parametrize(
@@ -292,15 +292,15 @@ def test_gpus_of_nvidias_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int, expected: list[FoundGpu]
 ) -> None:
     monkeypatch.setenv("PATH", f"{fake_driver(tmp_path, text, code)}{os.pathsep}{os.environ['PATH']}")
-    assert found_gpus._nvidia() == expected
+    assert found_gpus.nvidia() == expected
 
 
 def test_gpus_of_vulkan_are_asked_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     for said, expected in (('["AMD Radeon"]', [FoundGpu("AMD Radeon", "Vulkan")]), ("", []), ("[]", [])):
         monkeypatch.setattr(found_gpus, "_output", lambda _command, said=said: said)
-        assert found_gpus._vulkan() == expected
+        assert found_gpus.vulkan() == expected
     monkeypatch.undo()
-    assert all(gpu.kind == "Vulkan" for gpu in found_gpus._vulkan())
+    assert all(gpu.kind == "Vulkan" for gpu in found_gpus.vulkan())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")

@@ -108,8 +108,8 @@ def test_a_file_that_was_changed_is_packed_again(model: Path, home: Path, load: 
 
 def test_processors_and_versions_have_a_file_each(model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load(model)
-    for code in ("another", packed._code(), "another"):
-        monkeypatch.setattr(packed, "_code", lambda code=code: code)
+    for code in ("another", packed.code_digest(), "another"):
+        monkeypatch.setattr(packed, "code_digest", lambda code=code: code)
         np.testing.assert_array_equal(load(model), expected)
     assert load.packed == 2 and len(stored()) == 2
 

@@ -26,11 +26,11 @@ def test_the_layout_is_part_of_the_name(tmp_path: Path) -> None:
     """A version that arranges weights otherwise does not read what this one has packed."""
     for package in ("cpu_kernels", "gguf_io", "localllm", "models"):
         shutil.copytree(Path(packed.__file__).parents[1] / package, tmp_path / package)
-    codes = [packed._code()]
+    codes = [packed.code_digest()]
     for changed in ("cpu_kernels/formats/super_blocks.py", "models/weights.py", "gguf_io/blocks.py"):
         with (tmp_path / changed).open("a") as source:
             source.write("# arranged otherwise\n")
-        script = "from localllm import packed; print(packed.__file__, packed._code())"
+        script = "from localllm import packed; print(packed.__file__, packed.code_digest())"
         done = subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, capture_output=True, text=True)
         file, code = done.stdout.split()
         assert file.startswith(str(tmp_path)), "the sources of the change were not used"

@@ -36,7 +36,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def runner(path: Path) -> Iterator[Counting]:
     runner = opened(path, 32 << 20)
     yield runner
-    runner.check_integrity(set(runner._sequences))
+    runner.check_integrity(set(runner.sequences))
     runner.close()
 
 

@@ -106,7 +106,7 @@ def test_an_edited_prompt_continues_from_kept_pages(runner: Counting, length: in
 def test_slots_are_thinned_out_with_age(path: Path) -> None:
     """A long conversation in few slots: near its end all pages have slots, far back some."""
     runner = opened(path, few_slots(path))
-    assert runner._store.delta is not None
+    assert runner.store.delta is not None
     tokens = tokens_of(7, 800)
     sequence = runner.create_sequence()
     for first in range(0, 800, 8):
@@ -114,7 +114,7 @@ def test_slots_are_thinned_out_with_age(path: Path) -> None:
     again = []
     for length in range(792, 0, -33):
         fork = runner.fork_sequence(sequence, length)
-        again.append(length - runner._store.computed(runner._sequences[fork]))
+        again.append(length - runner.store.computed(runner.sequences[fork]))
         runner.free_sequence(fork)
     assert again[0] == 0
     assert 0 < max(again) <= 512
@@ -133,8 +133,8 @@ def test_slots_are_thinned_out_with_age(path: Path) -> None:
 
 def test_more_sequences_than_slots(path: Path) -> None:
     runner = opened(path, few_slots(path))
-    assert runner._store.delta is not None
-    prompts = [tokens_of(20 + i, 5 + 3 * i) for i in range(3 * runner._store.delta.most_segments + 5)]
+    assert runner.store.delta is not None
+    prompts = [tokens_of(20 + i, 5 + 3 * i) for i in range(3 * runner.store.delta.most_segments + 5)]
     handles = [runner.create_sequence() for _ in prompts]
     for handle, prompt in zip(handles, prompts, strict=True):
         extend(runner, handle, prompt)
@@ -151,8 +151,8 @@ def test_more_sequences_than_slots(path: Path) -> None:
 
 def test_a_long_prompt_is_computed_again_in_few_slots(path: Path) -> None:
     runner = opened(path, few_slots(path))
-    delta = runner._store.delta
-    assert delta is not None and len(delta._page) == LEAST_SLOTS
+    delta = runner.store.delta
+    assert delta is not None and len(delta.page_of) == LEAST_SLOTS
     tokens = tokens_of(6, 1700)
     sequence = runner.create_sequence()
     for first in range(0, 1700, 500):
@@ -174,7 +174,7 @@ def test_forks_compute_again_what_they_share_once(path: Path) -> None:
     extend(runner, sequence, tokens)
     lengths = [90, 60, 48, 33, 100]
     forks = [runner.fork_sequence(sequence, length) for length in lengths]
-    delta = runner._store.delta
+    delta = runner.store.delta
     assert delta is not None
     for page in np.flatnonzero(delta.slot_of_page >= 0).tolist():
         delta.drop(page)
@@ -246,10 +246,10 @@ def test_many_forks_are_restored_in_few_slots(path: Path, runner: Counting) -> N
     extend(runner, source, tokens)
     data = runner.export_kv(source, 40, 60)
     other = opened(path, few_slots(path))
-    assert other._store.delta is not None
+    assert other.store.delta is not None
     sequence = other.create_sequence()
     extend(other, sequence, tokens[:40])
-    forks = [other.fork_sequence(sequence, 40) for _ in range(len(other._store.delta._page) + 1)]
+    forks = [other.fork_sequence(sequence, 40) for _ in range(len(other.store.delta.page_of) + 1)]
     for fork in forks:
         other.import_kv(fork, 40, 60, data)
     expected = whole(runner, [*tokens, 7])[-1]
@@ -263,11 +263,11 @@ def test_nan_stays_within_its_sequence(path: Path) -> None:
     runner = opened(path, AMPLE)
     tokens = tokens_of(9, 70)
     expected = whole(runner, tokens)
-    delta = runner._store.delta
+    delta = runner.store.delta
     assert delta is not None
     sequence = runner.create_sequence()
     extend(runner, sequence, tokens)
-    delta._slots.view(np.float32)[:] = np.nan
+    delta.slots.view(np.float32)[:] = np.nan
     runner.free_sequence(sequence)
     np.testing.assert_array_equal(whole(runner, tokens), expected)
     sequence = runner.create_sequence()

@@ -103,8 +103,8 @@ def opened(case: tuple[Path, KVTypes]) -> Iterator[NativeRunner]:
 def shared(runner: RunnerT) -> Iterator[RunnerT]:
     """A runner shared by several tests; after each it is checked, and its sequences are freed."""
     yield runner
-    runner.check_integrity(set(runner._sequences))
-    for sequence in list(runner._sequences):
+    runner.check_integrity(set(runner.sequences))
+    for sequence in list(runner.sequences):
         runner.free_sequence(sequence)
 
 
@@ -162,7 +162,7 @@ def test_operations_without_a_barrier_between_them_run_in_any_order(case: tuple[
     runner, tokens = open_runner(case, threads=1), tokens_of(6, 40)
     try:
         expected = np.concatenate([whole(runner, tokens), whole(runner, tokens[:1])])
-        reverse_between_barriers(runner._steps.program.records)
+        reverse_between_barriers(runner.steps.program.records)
         found = np.concatenate([whole(runner, tokens), whole(runner, tokens[:1])])
     finally:
         runner.close()

@@ -51,8 +51,8 @@ def load(model: Path, head: Path) -> NativeRunner:
 
 
 def layer_of(runner: NativeRunner) -> DraftingLayer:
-    assert runner._drafts is not None
-    return runner._drafts._layer
+    assert runner.drafts is not None
+    return runner.drafts.layer
 
 
 def close(ours: np.ndarray, theirs: np.ndarray) -> bool:
@@ -93,7 +93,7 @@ def what_is_read(model: Synthetic, path: Path, layers: list[int]) -> np.ndarray:
     made = replace(made, beside={**made.beside, "fc.weight": f"width, {3 * model.embedding}"})
     runner = load(path, write_head(made, path.with_name("head.gguf")))
     append(runner, runner.create_sequence(), TOKENS)
-    read = layer_of(runner).prepared(runner._states[: len(TOKENS)]).copy()
+    read = layer_of(runner).prepared(runner.states[: len(TOKENS)]).copy()
     runner.close()
     return read
 
@@ -104,14 +104,14 @@ def test_its_logits_are_those_of_llama_cpp(files: Files, runner: NativeRunner) -
     layer, single, whole = layer_of(runner), Sequence(), Sequence()
     for at, token in enumerate(TOKENS[1:]):
         _, state = layer.run([DraftRows(single, [token], features[at : at + 1])], layer.reaches[-1])
-        found = in_vocabulary(runner, layer._logits.values[0, : layer.reaches[-1]])
+        found = in_vocabulary(runner, layer.logits.values[0, : layer.reaches[-1]])
         assert close(found, expected[at]), at
         assert close(state[0], after[at]), at
     layer.run([DraftRows(whole, TOKENS[1:], features[:-1])], layer.reaches[-1])
-    np.testing.assert_array_equal(in_vocabulary(runner, layer._logits.values[0, : layer.reaches[-1]]), found)
+    np.testing.assert_array_equal(in_vocabulary(runner, layer.logits.values[0, : layer.reaches[-1]]), found)
     guessed = Sequence()
     layer.run([DraftRows(guessed, TOKENS[1:], states, guessed=True)], layer.reaches[-1])
-    assert close(in_vocabulary(runner, layer._logits.values[0, : layer.reaches[-1]]), expected[-1])
+    assert close(in_vocabulary(runner, layer.logits.values[0, : layer.reaches[-1]]), expected[-1])
 
 
 def in_vocabulary(runner: NativeRunner, logits: np.ndarray) -> np.ndarray:

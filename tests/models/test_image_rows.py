@@ -140,7 +140,7 @@ def test_bits_do_not_depend_on_how_a_sequence_came_about(loaded):
         np.testing.assert_array_equal(append(runner, restored, pieces[-1:], True, end)[-1], expected)
     # On more threads, in a runner of its own.
     with open_model(path) as file:
-        threads = runner._team.threads % 2 + 1
+        threads = runner.team.threads % 2 + 1
         config = reading_images(file, read_config(file), case.together)
         other = NativeRunner(file, kv_bytes=64 << 20, config=config, threads=threads)
     try:
@@ -168,7 +168,7 @@ def test_rows_that_cannot_be_appended_change_nothing(loaded):
     with pytest.raises(ValueError, match=f"{count} rows see each other"):
         runner.append_image(sequence, many, 0)
     assert runner.sequence_length(sequence) == 0
-    runner.check_integrity({*runner._sequences})
+    runner.check_integrity({*runner.sequences})
 
 
 def test_a_sequence_cut_before_or_after_an_image_goes_on_with_the_same_bits(loaded):

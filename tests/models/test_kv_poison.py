@@ -58,6 +58,6 @@ def test_values_after_a_truncation_reach_no_sequence(how: str, value: float, tmp
             victim = runner.create_sequence()
             append(runner, victim, TOKENS[:CUT])
         assert np.array_equal(append(runner, victim, [42]), expected)
-        runner.check_integrity(set(runner._sequences))
+        runner.check_integrity(set(runner.sequences))
     finally:
         runner.close()

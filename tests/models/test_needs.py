@@ -91,7 +91,7 @@ for path in sys.argv[1:]:
             loader = WeightLoader(file, team, ProgramBuilder(), None)
             before = anonymous()
             matrix = loader.matrix("token_embd.weight", *file.tensors["token_embd.weight"].shape)
-            loader._buffer = loader._buffer[:0].copy()
+            loader.buffer = loader.buffer[:0].copy()
             release_memory()  # what converting a piece took and has freed
             grown = anonymous() - before
             del matrix, loader

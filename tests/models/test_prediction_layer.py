@@ -37,8 +37,8 @@ def runner(path: Path) -> Iterator[NativeRunner]:
 
 
 def layer_of(runner: NativeRunner) -> DraftingLayer:
-    assert runner._drafts is not None
-    return runner._drafts._layer
+    assert runner.drafts is not None
+    return runner.drafts.layer
 
 
 def close(ours: np.ndarray, theirs: np.ndarray) -> bool:
@@ -51,10 +51,10 @@ def test_its_logits_are_those_of_llama_cpp(path: Path, runner: NativeRunner) -> 
     layer, single, whole = layer_of(runner), Sequence(), Sequence()
     for at, token in enumerate(TOKENS[1:]):
         layer.run([DraftRows(single, [token], states[at : at + 1])], ALL)
-        found = layer._logits.values[0].copy()
+        found = layer.logits.values[0].copy()
         assert close(found, expected[at]), at
     layer.run([DraftRows(whole, TOKENS[1:], states[:-1])], ALL)
-    np.testing.assert_array_equal(layer._logits.values[0], found)
+    np.testing.assert_array_equal(layer.logits.values[0], found)
 
 
 def test_drafting_continues_from_the_state_behind_the_logits(path: Path, runner: NativeRunner) -> None:

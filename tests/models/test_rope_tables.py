@@ -26,7 +26,7 @@ def table(growth: QueryGrowth | None = None) -> RopeTable:
 
 def rows(found: RopeTable, first: int, last: int) -> np.ndarray:
     """The table's rows in memory."""
-    return np.asarray(found._table[first : last + 1], np.float32)
+    return np.asarray(found.table[first : last + 1], np.float32)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ async def wrong(pilot: Pilot[None]) -> None:
 async def first_model(pilot: Pilot[None]) -> None:
     await until(pilot, lambda: "F1" in str(chat_of(pilot).query_one(KeyBar).content))
     machine_of(pilot).painted.set()
-    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
+    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
     entries = pilot.app.screen.query_one(OptionList)
     await until(pilot, lambda: fits(entries))
 
@@ -126,7 +126,7 @@ async def models(pilot: Pilot[None]) -> None:
     await answer(pilot)
     machine_of(pilot).painted.set()
     await pilot.press("f4")
-    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
+    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
     await until(pilot, lambda: fits(pilot.app.screen.query_one(OptionList)))
 
 
@@ -150,7 +150,7 @@ async def _chats(pilot: Pilot[None]) -> SessionsScreen:
     await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen))
     screen = pilot.app.screen
     assert isinstance(screen, SessionsScreen)
-    await until(pilot, lambda: len(screen._sessions) == 3)
+    await until(pilot, lambda: len(screen.sessions) == 3)
     return screen
 
 
@@ -161,14 +161,14 @@ async def chats(pilot: Pilot[None]) -> None:
 async def chats_found(pilot: Pilot[None]) -> None:
     screen = await _chats(pilot)
     await pilot.press(*"leaves")
-    entries = screen._entries
+    entries = screen.entries
     await until(pilot, lambda: entries.option_count == 3 and "Leaves" in str(entries.get_option_at_index(0).prompt))
 
 
 async def find(pilot: Pilot[None]) -> None:
     await answer(pilot)
     await pilot.press("ctrl+f", *"leaves")
-    await until(pilot, lambda: "of" in str(chat_of(pilot).find._count.content))
+    await until(pilot, lambda: "of" in str(chat_of(pilot).find.count.content))
 
 
 async def tabs(pilot: Pilot[None]) -> None:
@@ -185,7 +185,7 @@ async def tabs(pilot: Pilot[None]) -> None:
             await say(pilot, title)
             await until(pilot, lambda: chat_of(pilot).busy and len(chat_of(pilot).transcript.views) == 2)
     machine_of(pilot).answers[-2].push(said("Bread."), ended())
-    await until(pilot, lambda: "✔" in str(chat_of(pilot).title_bar._title.content))
+    await until(pilot, lambda: "✔" in str(chat_of(pilot).title_bar.label.content))
     await pilot.press(*"draft")
 
 
@@ -359,7 +359,7 @@ def app_at(screen: str, colours: str, root: Path) -> Iterator[ChatApp]:
     with (
         patch.dict(os.environ, environment),
         patch("tui.screens.models.available_memory", lambda: 4 * 2**30),
-        patch("tui.screens.sessions._age", lambda _seconds: "just now"),
+        patch("tui.screens.sessions.age", lambda _seconds: "just now"),
         patch("tui.status.STALL_S", math.inf),  # the time since the last text would change every picture
         patch.object(Input, "cursor_blink", False),
         patch.object(TextArea, "cursor_blink", False),

@@ -161,7 +161,7 @@ def test_a_damaged_chat_in_the_list_is_an_error_in_the_open_one(make_app: MakeAp
         async with make_app(FakeBackend([said("One."), ended()])).run_test() as pilot:
             chat = await loaded(pilot)
             await pilot.press("f3")
-            await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen) and pilot.app.screen._sessions)
+            await until(pilot, lambda: isinstance(pilot.app.screen, SessionsScreen) and pilot.app.screen.sessions)
             await pilot.press("enter")
             await until(pilot, lambda: chat.query(".failure"))
             assert "a chat is damaged" in str(chat.query_one(".failure", Static).content)

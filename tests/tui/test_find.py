@@ -53,7 +53,7 @@ def colours(chat: ChatScreen, word: str) -> set[str]:
 
 
 def count(chat: ChatScreen) -> str:
-    return str(chat.find._count.content)
+    return str(chat.find.count.content)
 
 
 async def search(pilot: Pilot[None], chat: ChatScreen, text: str) -> None:
@@ -148,7 +148,7 @@ def test_tags_filter_the_list_of_chats_and_a_search_ignores_case(make_app: MakeA
             await ask(pilot, "First")
             chat.prompt.insert("/tag #Work poem")
             await pilot.press("enter")
-            await until(pilot, lambda: "#poem  #work" in str(chat.title_bar._title.content))
+            await until(pilot, lambda: "#poem  #work" in str(chat.title_bar.label.content))
             await pilot.press("ctrl+n")
             await ask(pilot, "Second")
             await pilot.press("f3")
@@ -161,15 +161,15 @@ def test_tags_filter_the_list_of_chats_and_a_search_ignores_case(make_app: MakeA
                 ("ÜBER", ["First"]),
                 ("", ["Second", "First"]),
             ):
-                screen._field.value = typed
-                await until(pilot, lambda titles=titles: [each.title for each in screen._sessions] == titles)
+                screen.field.value = typed
+                await until(pilot, lambda titles=titles: [each.title for each in screen.sessions] == titles)
             await pilot.press("ctrl+t", *"later -nosuch", "enter")
-            await until(pilot, lambda: screen._edited is None)
+            await until(pilot, lambda: screen.edited is None)
             await pilot.press("ctrl+t", *"later", "enter")
-            await until(pilot, lambda: screen._sessions[0].tags == ("later",))
-            assert "#later" in str(screen._entries.get_option_at_index(0).prompt)
+            await until(pilot, lambda: screen.sessions[0].tags == ("later",))
+            assert "#later" in str(screen.entries.get_option_at_index(0).prompt)
             await pilot.press("escape")
-            await until(pilot, lambda: "#later" in str(chat.title_bar._title.content))
+            await until(pilot, lambda: "#later" in str(chat.title_bar.label.content))
             chat.prompt.insert("/tag -later")
             await pilot.press("enter")
             await until(pilot, lambda: chat.conversation.tags == ())

@@ -40,7 +40,7 @@ class NewBackend(FakeBackend):
 
 
 async def offered(pilot: Pilot[None]) -> ModelsScreen:
-    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
+    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
     screen = pilot.app.screen
     assert isinstance(screen, ModelsScreen)
     return screen
@@ -398,10 +398,10 @@ def test_the_picker_completes_paths(make_app: MakeApp, tmp_path: Path) -> None:
         async with make_app(backend).run_test() as pilot:
             await loaded(pilot)
             await pilot.press("f4")
-            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
+            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
             screen = pilot.app.screen
             assert isinstance(screen, ModelsScreen)
-            entries, field = screen._entries, screen._field
+            entries, field = screen.entries, screen.field
 
             def listed() -> list[str]:
                 return [str(entries.get_option_at_index(at).prompt) for at in range(entries.option_count)]
@@ -411,10 +411,10 @@ def test_the_picker_completes_paths(make_app: MakeApp, tmp_path: Path) -> None:
             await pilot.press("tab")
             await until(pilot, lambda: field.value == f"{folder}/" and len(listed()) == 3)
             assert listed() == ["old/", "one.gguf  4 B", "two.GGUF  4 B"]
-            assert "2 .gguf files" in str(screen._memory.content)
+            assert "2 .gguf files" in str(screen.memory.content)
             await pilot.press("enter")  # a folder is entered, not loaded
             await until(pilot, lambda: field.value == f"{folder}/old/")
-            assert "No .gguf file" in str(screen._memory.content)
+            assert "No .gguf file" in str(screen.memory.content)
             await pilot.press("enter")
             await pilot.pause()
             assert pilot.app.screen is screen

@@ -24,7 +24,7 @@ def test_another_model_answers_the_same_conversation(make_app: MakeApp) -> None:
             chat = await loaded(pilot)
             await ask(pilot, "First")
             await pilot.press("f4")
-            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen._all)
+            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
             await pilot.press(*"beta", "enter")
             await until(pilot, lambda: chat.info and chat.info.name == "beta.gguf")
             answer = await ask(pilot, "Second")

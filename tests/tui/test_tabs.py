@@ -24,14 +24,14 @@ def tabs(pilot: Pilot[None]) -> list[ChatScreen]:
 
 def row(pilot: Pilot[None]) -> str:
     """What the title bar shows for the current tab."""
-    return str(chat_of(pilot).title_bar._title.content)
+    return str(chat_of(pilot).title_bar.label.content)
 
 
 async def listed(pilot: Pilot[None]) -> None:
     """Open the list of chats, which has one."""
     await pilot.press("f3")
     await until(
-        pilot, lambda: isinstance(pilot.app.screen, SessionsScreen) and pilot.app.screen._entries.highlighted == 0
+        pilot, lambda: isinstance(pilot.app.screen, SessionsScreen) and pilot.app.screen.entries.highlighted == 0
     )
 
 

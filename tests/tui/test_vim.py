@@ -46,9 +46,9 @@ def test_typing_types_until_escape_and_then_keys_move(make_app: MakeApp) -> None
             await until(pilot, lambda: chat.find.display)
             await pilot.press(*"Paragraph 5", "enter")
             await until(pilot, lambda: chat.focused is chat.prompt)
-            assert str(chat.find._count.content) == "11 of 11"
+            assert str(chat.find.count.content) == "11 of 11"
             await pilot.press("N")
-            await until(pilot, lambda: str(chat.find._count.content) == "10 of 11")
+            await until(pilot, lambda: str(chat.find.count.content) == "10 of 11")
             await pilot.press("escape")
             await until(pilot, lambda: not chat.find.display)
 

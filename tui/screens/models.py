@@ -43,16 +43,16 @@ class ModelsScreen(ModalScreen[str | None]):
         self._backend = backend
         self._present = present
         self._heading = heading
-        self._all: Sequence[ModelChoice] = ()
+        self.choices: Sequence[ModelChoice] = ()
         # Kept as attributes, not queried: results and layout callbacks may come after the widgets have been unmounted.
-        self._field = Input(placeholder="Search, or type a name, a URL or a path")
-        self._entries = OptionList(markup=False)
-        self._memory = Static("Looking …", id="memory", markup=False)
+        self.field = Input(placeholder="Search, or type a name, a URL or a path")
+        self.entries = OptionList(markup=False)
+        self.memory = Static("Looking …", id="memory", markup=False)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
             yield Static(self._heading, classes="heading")
-            yield from (self._field, self._entries, self._memory)
+            yield from (self.field, self.entries, self.memory)
             yield KeyBar(palette=False)
 
     async def on_mount(self) -> None:
@@ -60,9 +60,9 @@ class ModelsScreen(ModalScreen[str | None]):
 
     async def _find(self) -> None:
         try:
-            self._all = await in_thread(lambda: self._backend.models(self._present))
+            self.choices = await in_thread(lambda: self._backend.models(self._present))
         except LocalLLMError as error:
-            self._memory.update(harmless(str(error)))
+            self.memory.update(harmless(str(error)))
             return
         self._list()
 
@@ -75,12 +75,12 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def action_choose(self) -> None:
         # Priority keys overtake queued characters. Queueing on the field, then here, waits for them and their effects.
-        self._field.call_later(self.call_later, self._choose)
+        self.field.call_later(self.call_later, self._choose)
 
     def _choose(self) -> None:
-        entries = self._entries
+        entries = self.entries
         marked = entries.highlighted_option
-        name = marked.id if marked and marked.id else self._field.value.strip()
+        name = marked.id if marked and marked.id else self.field.value.strip()
         if name and self._is_path(name) and not os.path.isfile(user_path(name)):
             self._enter(name)
         else:
@@ -91,17 +91,17 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def action_complete(self) -> None:
         """Complete a path to the highlighted entry."""
-        if (marked := self._entries.highlighted_option) and marked.id:
+        if (marked := self.entries.highlighted_option) and marked.id:
             self._enter(marked.id)
 
     def _enter(self, path: str) -> None:
         """Continue with a path in the field."""
-        self._field.value = path + "/" * (os.path.isdir(user_path(path)) and not path.endswith("/"))
-        self._field.cursor_position = len(self._field.value)
+        self.field.value = path + "/" * (os.path.isdir(user_path(path)) and not path.endswith("/"))
+        self.field.cursor_position = len(self.field.value)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer completion only for paths."""
-        return self._is_path(self._field.value) if action == "complete" else True
+        return self._is_path(self.field.value) if action == "complete" else True
 
     def _is_path(self, text: str) -> bool:
         """Whether the user types a path, not a name or the address of a model."""
@@ -109,7 +109,7 @@ class ModelsScreen(ModalScreen[str | None]):
         return begun or ("/" in text and "://" not in text and os.path.isdir(user_path(text.rpartition("/")[0])))
 
     def action_move(self, step: int) -> None:
-        entries = self._entries
+        entries = self.entries
         if step < 0:
             entries.action_cursor_up()
         else:
@@ -117,15 +117,15 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _list(self) -> None:
         self.refresh_bindings()
-        if self._is_path(self._field.value):
-            self._list_paths(self._field.value)
+        if self._is_path(self.field.value):
+            self._list_paths(self.field.value)
             return
-        if self._all:
-            self._memory.update(f"{human_bytes(available_memory())} of memory is free")
-        search = self._field.value.lower()
-        shown = [choice for choice in self._all if search in choice.name.lower()]
+        if self.choices:
+            self.memory.update(f"{human_bytes(available_memory())} of memory is free")
+        search = self.field.value.lower()
+        shown = [choice for choice in self.choices if search in choice.name.lower()]
         free = available_memory()
-        entries = self._entries
+        entries = self.entries
         width = max(entries.outer_size.width - 5, 20)  # padding of list and rows, and a scrollbar
         entries.clear_options()
         to_pull = [choice for choice in shown if not choice.here]
@@ -136,12 +136,12 @@ class ModelsScreen(ModalScreen[str | None]):
         entries.highlighted = 0 if shown and shown[0].here else 1 if shown else None
 
     def _list_paths(self, begun: str) -> None:
-        entries, found = self._entries, _paths_at(begun)
+        entries, found = self.entries, _paths_at(begun)
         entries.clear_options()
         entries.add_options(_path_option(path) for path in found)
         entries.highlighted = 0 if found else None
         models = sum(not path.endswith("/") for path in found)
-        self._memory.update(counted(models, ".gguf file") if found else f"No .gguf file or folder: {harmless(begun)}")
+        self.memory.update(counted(models, ".gguf file") if found else f"No .gguf file or folder: {harmless(begun)}")
 
 
 def _paths_at(begun: str) -> list[str]:

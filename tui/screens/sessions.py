@@ -43,18 +43,18 @@ class SessionsScreen(ModalScreen[int | None]):
         super().__init__()
         self._store = store
         self._search = search
-        self._sessions: list[SessionSummary] = []
+        self.sessions: list[SessionSummary] = []
         self._deleted: list[int] = []
-        self._edited: int | None = None  # the session whose title or tags the field edits
+        self.edited: int | None = None  # the session whose title or tags the field edits
         self._edit: Callable[[int, str], None] = store.rename
         # Kept as attributes, not queried: a key may arrive after the widgets have been unmounted.
-        self._field = Input(search, placeholder=_SEARCH)
-        self._entries = OptionList(markup=False)
+        self.field = Input(search, placeholder=_SEARCH)
+        self.entries = OptionList(markup=False)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
             yield Static("Chats", classes="heading")
-            yield from (self._field, self._entries)
+            yield from (self.field, self.entries)
             yield Notice()
             yield KeyBar(palette=False)
 
@@ -62,37 +62,37 @@ class SessionsScreen(ModalScreen[int | None]):
         self._list()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        if self._edited is None:
+        if self.edited is None:
             self._search = event.value
             self._list()
 
     def action_open(self) -> None:
         """Open the highlighted session, or accept the new title or tags."""
         # Priority keys overtake queued characters. Queueing on the field, then here, waits for them and their effects.
-        self._field.call_later(self.call_later, self._open)
+        self.field.call_later(self.call_later, self._open)
 
     def _open(self) -> None:
-        if self._edited is None:
+        if self.edited is None:
             if (marked := self._marked()) is not None:
                 self.dismiss(marked.id)
             return
-        if text := self._field.value.strip():
-            self._act(lambda identity: self._edit(identity, text), self._edited)
+        if text := self.field.value.strip():
+            self._act(lambda identity: self._edit(identity, text), self.edited)
         self._end_edit()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self._sessions[event.option_index].id)
+        self.dismiss(self.sessions[event.option_index].id)
 
     def action_leave(self) -> None:
-        if self._edited is None:
+        if self.edited is None:
             self.dismiss(None)
         else:
             self._end_edit()
 
     def action_move(self, step: int) -> None:
-        entries = self._entries
-        if self._sessions:
-            entries.highlighted = ((entries.highlighted or 0) + step) % len(self._sessions)
+        entries = self.entries
+        if self.sessions:
+            entries.highlighted = ((entries.highlighted or 0) + step) % len(self.sessions)
 
     def action_rename(self) -> None:
         if (marked := self._marked()) is not None:
@@ -103,9 +103,9 @@ class SessionsScreen(ModalScreen[int | None]):
             self._begin_edit(marked.id, partial(change_tags, self._store), "", "Tags to add; -tag removes one")
 
     def _begin_edit(self, session_id: int, edit: Callable[[int, str], None], text: str, hint: str) -> None:
-        self._edited, self._edit = session_id, edit
-        self._field.value, self._field.placeholder = text, hint
-        self._field.focus()
+        self.edited, self._edit = session_id, edit
+        self.field.value, self.field.placeholder = text, hint
+        self.field.focus()
 
     def action_delete(self) -> None:
         if (marked := self._marked()) is not None and self._act(self._store.delete, marked.id):
@@ -123,8 +123,8 @@ class SessionsScreen(ModalScreen[int | None]):
             self.refresh_bindings()
 
     def _end_edit(self) -> None:
-        self._edited = None
-        field = self._field
+        self.edited = None
+        field = self.field
         field.value, field.placeholder = self._search, _SEARCH
         self._list()
 
@@ -140,22 +140,22 @@ class SessionsScreen(ModalScreen[int | None]):
         return True
 
     def _marked(self) -> SessionSummary | None:
-        place = self._entries.highlighted
-        return self._sessions[place] if place is not None and place < len(self._sessions) else None
+        place = self.entries.highlighted
+        return self.sessions[place] if place is not None and place < len(self.sessions) else None
 
     def _list(self) -> None:
         search, tags = split_search(self._search)
         try:
-            self._sessions = self._store.sessions(search, tags=tags)
+            self.sessions = self._store.sessions(search, tags=tags)
         except LocalLLMError as error:
             self.notify(str(error), severity="error", markup=False)
             return
-        entries = self._entries
+        entries = self.entries
         entries.clear_options()
-        entries.add_options(Option(_row(session, search)) for session in self._sessions)
-        if self._search and not self._sessions:
+        entries.add_options(Option(_row(session, search)) for session in self.sessions)
+        if self._search and not self.sessions:
             entries.add_option(Option("Nothing found.", disabled=True))
-        entries.highlighted = 0 if self._sessions else None
+        entries.highlighted = 0 if self.sessions else None
 
 
 def snippet(text: str, search: str) -> tuple[str, str, str]:
@@ -171,7 +171,7 @@ def snippet(text: str, search: str) -> tuple[str, str, str]:
 
 def _row(session: SessionSummary, search: str = "") -> Content:
     detail = (
-        f"{_age(time.time() - session.updated)} · {counted(session.messages, 'message')} · {short_name(session.model)}"
+        f"{age(time.time() - session.updated)} · {counted(session.messages, 'message')} · {short_name(session.model)}"
     )
     tags = harmless("".join(f"  #{tag}" for tag in session.tags))
     title = Content.assemble((harmless(session.title), "bold"), (tags, "$accent"))
@@ -182,7 +182,7 @@ def _row(session: SessionSummary, search: str = "") -> Content:
     return Content.assemble(row, "\n", before, (itself, "bold $accent"), behind)
 
 
-def _age(seconds: float) -> str:
+def age(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"

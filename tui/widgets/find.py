@@ -35,7 +35,7 @@ class FindBar(Horizontal):
         super().__init__(id="find")
         self._transcript = transcript
         self._field = Input(placeholder="Search in this chat", compact=True)
-        self._count = Static("", id="count")
+        self.count = Static("", id="count")
         self._pattern: re.Pattern[str] | None = None
         self._places: list[Place] = []
         self._at = 0
@@ -46,7 +46,7 @@ class FindBar(Horizontal):
 
     def compose(self) -> ComposeResult:
         yield self._field
-        yield self._count
+        yield self.count
 
     def open(self, text: str = "", then: Widget | None = None) -> None:
         """Open the bar. If it is already open, go to the previous match.
@@ -96,7 +96,7 @@ class FindBar(Horizontal):
 
     def _go(self) -> None:
         count = len(self._places)
-        self._count.update(f"{self._at + 1} of {count}" if count else "not found" if self._pattern else "")
+        self.count.update(f"{self._at + 1} of {count}" if count else "not found" if self._pattern else "")
         self._show()
 
     @work(exclusive=True, group="find")

@@ -46,14 +46,14 @@ class TitleBar(Horizontal):
         super().__init__()
         self.title, self.model = "New chat", ""
         self._tags: Sequence[str] = ()
-        self._title = Static("New chat", id="title", markup=False)
+        self.label = Static("New chat", id="title", markup=False)
         self._model = Static("", id="model", markup=False)
         self._marks: Sequence[TabMark] = ()
         self._current = 0
 
     def compose(self) -> ComposeResult:
         yield Static("localllm", id="brand")
-        yield self._title
+        yield self.label
         yield self._model
 
     def show_tabs(self, marks: Sequence[TabMark], current: int) -> None:
@@ -80,10 +80,10 @@ class TitleBar(Horizontal):
             self._model.display = not several  # the status line shows it too
             self.call_after_refresh(self._redraw)
         if several:
-            self._title.update(_tab_row(self._marks, self._current, self._title.size.width))
+            self.label.update(_tab_row(self._marks, self._current, self.label.size.width))
         else:
             tags = "".join(f"  #{tag}" for tag in self._tags)
-            self._title.update(Content.assemble(harmless(self.title), (harmless(tags), "$accent")))
+            self.label.update(Content.assemble(harmless(self.title), (harmless(tags), "$accent")))
 
 
 def _tab_row(marks: Sequence[TabMark], current: int, width: int) -> Content:

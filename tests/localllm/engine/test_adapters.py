@@ -130,7 +130,7 @@ def test_each_set_of_adapters_has_its_own_place_on_the_disk(tmp_path: Path) -> N
         runner = FakeRunner(pages=400, adapter_files=files)
         engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path / "kv", "fake", 2**26))
         ask(engine, chosen, PROMPT[::-1])  # starts the digest of the adapters
-        for disk in engine._kv._disks.values():
+        for disk in engine.kv.disks.values():
             disk.digest.wait(PATIENCE_S)
         done = ask(engine, chosen)
         assert done.last.counts.cached_disk > 0 if known else done.last.counts.cached_disk == 0

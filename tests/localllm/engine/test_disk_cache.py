@@ -230,7 +230,7 @@ def test_an_engine_that_failed_ends_its_threads(tmp_path: Path, monkeypatch: pyt
     failed = engine.submit(GenerationRequest(LONG, SamplingParams(temperature=0), max_tokens=1)).collect()
     assert "the device is lost" in str(failed.last.error)
     engine.close()
-    assert engine._kv.spiller and not engine._kv.spiller._thread.is_alive()
+    assert engine.kv.spiller and not engine.kv.spiller._thread.is_alive()
 
 
 def test_a_trunk_that_was_removed_is_written_again(tmp_path: Path) -> None:

@@ -260,13 +260,13 @@ def test_a_request_that_reads_its_text_again_prefills() -> None:
         engine.submit(request(seed, 9, 9, 9, 9, max_tokens=25))
     rows = 0
     while engine.step():
-        for timeline in engine._journal.timelines:
+        for timeline in engine.journal.timelines:
             rows = max(rows, *(span.rows for span in timeline.spans if not span.decodes), 0)
             decoded = sum(span.rows for span in timeline.spans if span.decodes)
             assert decoded <= max(timeline.generated, 25) - 1
     assert engine.stats().preemptions > 0
     assert rows > 5  # a prompt of 5 tokens, and what was generated before the preemption
-    assert all(step.decode <= 4 for step in engine._journal.steps)
+    assert all(step.decode <= 4 for step in engine.journal.steps)
 
 
 def test_background_requests_evict_nothing() -> None:
@@ -359,8 +359,8 @@ def test_a_background_request_gives_way_to_a_chat() -> None:
     chat = engine.submit(request(*range(4, 60), max_tokens=30))
     ran = False
     while engine.step():
-        runs = any(generation.writer.stream is chat for generation in engine._scheduler.running)
-        waits = any(generation.writer.stream is chat for generation in engine._scheduler.waiting)
+        runs = any(generation.writer.stream is chat for generation in engine.scheduler.running)
+        waits = any(generation.writer.stream is chat for generation in engine.scheduler.waiting)
         assert not (ran and waits), "the chat was preempted for the sake of a background request"
         ran = ran or runs
     assert chat.collect().token_ids == expected(runner, tuple(range(4, 60)), 30)

@@ -54,7 +54,7 @@ def test_many_newcomers_do_not_keep_a_client_s_later_requests_waiting(engine: En
     left = dict(streams)
     newcomers = 0
     while left:
-        if len(engine._scheduler.waiting) < 8:
+        if len(engine.scheduler.waiting) < 8:
             newcomers += 1
             submit(engine, newcomers % 5 + 1, f"other {newcomers}")
         engine.step()

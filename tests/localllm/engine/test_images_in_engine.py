@@ -164,7 +164,7 @@ def test_a_prefix_that_ends_inside_of_an_image_is_used_up_to_the_image(
     run_all(engine)
     first.collect()
     start = next(at for at, token in enumerate(request.prompt) if token in request.images)
-    engine._kv.cache.evict(engine._kv.cache.tokens - start - 2)  # two rows of the image are kept
+    engine.kv.cache.evict(engine.kv.cache.tokens - start - 2)  # two rows of the image are kept
     again = engine.submit(request)
     run_all(engine)
     completion = again.collect()

@@ -40,9 +40,9 @@ def opened(path: Path) -> NativeRunner:
 
 
 def image_of(runner: NativeRunner, seed: int, lines: int = 10, columns: int = 5) -> ImageRows:
-    width = runner._config.embedding
+    width = runner.config.embedding
     rows = np.random.default_rng(seed).standard_normal((lines * columns, width)).astype(np.float32)
-    grid = grid_of(lines, columns) if runner._config.rope.sections else None
+    grid = grid_of(lines, columns) if runner.config.rope.sections else None
     return ImageRows(row_ids(bytes([seed]), 0, len(rows)), rows, bool(runner.info.window_tokens), grid)
 
 

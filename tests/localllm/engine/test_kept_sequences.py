@@ -55,7 +55,7 @@ def test_more_prompts_than_sequences(can_truncate: bool) -> None:
         assert stream.collect().token_ids
         assert engine.stats().cached_prefixes <= 4
     assert engine.stats().cached_prefixes == 4
-    cache = engine._kv.cache
+    cache = engine.kv.cache
     known = [cache.match(SPACE, (*prompt, 0)) > 0 for prompt in prompts]
     assert known == [False] * (len(prompts) - sum(known)) + [True] * sum(known)
     engine.close()

@@ -169,7 +169,6 @@ def test_spaces_share_nothing_but_the_limit(short_segments: None) -> None:
     for tokens in ([1] * 8, [2] * 8):
         tier.store(OTHER, tokens, 0, bytes(32))
     assert tier.holds(OTHER, [1] * 8) and tier.holds(OTHER, [2] * 8) and not tier.holds(SPACE, [1] * 8)
-    assert set(tier._roots) == {OTHER}
 
 
 def test_over_the_limit_the_least_recently_used_go_from_their_ends(short_segments: None) -> None:
@@ -224,3 +223,23 @@ def test_trunks_that_take_exactly_their_share_all_stay(short_segments: None) -> 
     for token in (3, 4, 5, 6):
         copy(tier, [token] * 8)
     assert [tier.holds(SPACE, trunk) for trunk in (*trunks, [7] * 8)] == [False, True, True]
+
+
+def test_a_segment_may_fill_the_limit_and_no_more(short_segments: None) -> None:
+    tier = MemoryTier(8 * 12)
+    copy(tier, [1] * 8)
+    assert tier.holds(SPACE, [1] * 8)
+    tier = MemoryTier(8 * 12 - 1)
+    copy(tier, [1] * 8)
+    assert (tier.bytes, tier.find(SPACE, [1] * 8)) == (0, [])
+
+
+def test_a_segment_whose_beginning_has_no_copies_is_not_stored(short_segments: None) -> None:
+    tier = MemoryTier(2**20)
+    tokens = list(range(1, 25))
+    tier.store(SPACE, tokens[:16], 8, bytes(32))
+    assert (tier.bytes, tier.find(SPACE, tokens), tier.find(SPACE, tokens[8:])) == (0, [], [])
+    tier.store(SPACE, tokens[:8], 0, bytes(32))
+    tier.store(SPACE, tokens, 16, bytes(32))  # its second segment is missing
+    assert [(one.start, one.stop) for one in tier.find(SPACE, tokens)] == [(0, 8)]
+    assert not tier.find(SPACE, tokens[16:])

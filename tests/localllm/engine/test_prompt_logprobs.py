@@ -117,10 +117,10 @@ def test_scoring_resumes_after_a_partly_scored_prompt() -> None:
     prompt = tuple(range(1, 60))
     stream = engine.submit(request(*prompt))
     engine.step()
-    (generation,) = engine._scheduler.running
+    (generation,) = engine.scheduler.running
     computed = generation.sequence.computed
     assert 0 < computed < len(prompt)
-    engine._scheduler._requeue(generation)
+    engine.scheduler._requeue(generation)
     run_all(engine)
     assert_right(runner, prompt, stream.collect().prompt_logprobs)
     assert runner.rows_computed == len(prompt)

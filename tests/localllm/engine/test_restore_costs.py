@@ -124,7 +124,7 @@ def test_fewer_copies_in_memory_are_taken_before_more_on_a_slow_disk(tmp_path: P
         runner = Timed(1e-3, 1e-4, copies_bytes=1 << 20)
         engine = engine_on(runner, tmp_path, costs)
         if kept:
-            copies = engine._kv.copies
+            copies = engine.kv.copies
             assert copies is not None
             sequence = runner.create_sequence()
             for first in range(0, 512, 256):
@@ -168,7 +168,7 @@ def test_costs_of_few_models_are_kept(kept: dict[str, bytes]) -> None:
         costs = RestoreCosts(f"model {number}")
         costs.observe(COMPUTED, 100, 1.0)
         costs.keep()
-    assert len(restore_costs._kept()) == restore_costs.MOST_KEPT
+    assert len(restore_costs.kept_costs()) == restore_costs.MOST_KEPT
     assert RestoreCosts("model 0").saved_s(DISK, 100) == 100
 
 

@@ -67,7 +67,7 @@ def test_a_trunk_that_is_a_leaf_is_extended_by_a_child() -> None:
     answered(engine, agent(1, 2, 3), len(TRUNK))
     for turn in range(5):
         while engine.stats().cached_tokens > len(TRUNK):
-            engine._kv.cache.evict(1)
+            engine.kv.cache.evict(1)
         counts, _ = answered(engine, agent(turn, turn, turn), len(TRUNK))
         assert counts.cached >= len(TRUNK)
     engine.close()

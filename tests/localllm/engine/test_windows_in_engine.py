@@ -264,8 +264,8 @@ def test_memory_of_freed_windows_goes_to_other_layers(path: Path) -> None:
     with open_model(path) as file:
         budget = native_needs(file).kv(3000)
     runner = opened(path, budget)
-    store, largest = runner._store, 0
-    arrays = (store._pages, store._windows.arrays)
+    store, largest = runner.store, 0
+    arrays = (store.arrays, store.windows.arrays)
     group = max(each.resident_bytes for each in arrays)
     for seed in range(6):
         sequence = runner.create_sequence()
@@ -273,10 +273,10 @@ def test_memory_of_freed_windows_goes_to_other_layers(path: Path) -> None:
             read(runner, sequence, text(seed, 3000)[start : start + 100])
             if seed < 5:
                 runner.keep_window(sequence, runner.sequence_length(sequence))
-            group = max(group, *(each._group_bytes for each in arrays))
+            group = max(group, *(each.group_bytes for each in arrays))
             largest = max(largest, sum(each.resident_bytes for each in arrays))
         if seed == 5:
-            assert store._windows.used <= store.total
+            assert store.windows.used <= store.total
         runner.free_sequence(sequence)
     assert budget // 2 < largest <= budget + 2 * group
     runner.close()

@@ -113,16 +113,16 @@ def test_a_native_load_holds_what_it_was_granted(
 ) -> None:
     settings = settings_of(files, backend="native", draft=draft, projector=projector, kv_mib=48, ctx=4096)
     with granted(files[model], settings) as (loader, entry, grant), loader.load(entry, False, grant, _silent) as loaded:
-        assert loading._all_held([loaded], []) == grant.main_bytes == loaded.placement.main_bytes
+        assert loading.all_held([loaded], []) == grant.main_bytes == loaded.placement.main_bytes
         kv, stats = grant.uses[0].kv, loaded.engine.stats()
         assert kv == 48 * MIB
         assert 0 <= kv - grant.states - stats.pages_total * stats.page_bytes < stats.page_bytes
         assert stats.pages_total * loaded.engine.runner.info.page_size <= grant.tokens
         unused = kv + (DRAFT_KV_MIB * MIB if draft else 0)
-        assert loading._promised(loaded) == unused - (stats.pages_total - stats.pages_free) * stats.page_bytes
+        assert loading.promised_bytes(loaded) == unused - (stats.pages_total - stats.pages_free) * stats.page_bytes
         # A second model gets neither what is held nor what may still be used.
         second = MemoryLoader(replace(settings, memory_mib=ROOM // MIB))
-        assert second._room([loaded], [grant]) == ROOM - max(unused + grant.main_bytes, 2 * grant.main_bytes)
+        assert second.room([loaded], [grant]) == ROOM - max(unused + grant.main_bytes, 2 * grant.main_bytes)
 
 
 @pytest.mark.oracle

@@ -121,7 +121,7 @@ def test_a_server_that_failed_is_asked_last_for_a_while(monkeypatch: pytest.Monk
     service = Service(ServerOptions(fallbacks={"smart": ("big", "small")}), Models(), Metrics())  # type: ignore[arg-type]
     now = 1000.0
     monkeypatch.setattr("localllm.server.service.time.monotonic", lambda: now)
-    service._passed_on("big", RemoteError("cannot be reached"))
+    service.pass_on("big", RemoteError("cannot be reached"))
     assert service.choices("smart") == ["small", "big"]
     now += 31
     assert service.choices("smart") == ["big", "small"]

@@ -138,7 +138,7 @@ def test_a_client_alone_has_the_whole_queue_and_leaves_room_for_others() -> None
         assert fill(service, "first", stack) == 0
     with contextlib.ExitStack() as stack:
         assert fill(service, "first", stack) == 512
-    assert not service._admitted
+    assert not service.admitted
 
 
 def test_answers_count_and_not_requests() -> None:

@@ -311,7 +311,7 @@ def test_unigram(cutter: str, folder: Folder, tmp_path: Path) -> None:
     with open_model(tmp_path / "made.gguf") as file:
         found = load_tokenizer(file)
         assert file.metadata.get_int("tokenizer.ggml.token_type_count") == 1
-        assert (found.bos_id, found.eos_id, found._vocabulary.need_unk_id()) == (0, 2, 3)
+        assert (found.bos_id, found.eos_id, found.vocabulary.need_unk_id()) == (0, 2, 3)
     for text in TEXTS:
         assert list(found.encode(text, add_special=True)) == tokenizer.encode(text).ids, text
 
