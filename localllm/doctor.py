@@ -83,7 +83,6 @@ def check_python() -> Check:
 
 def check_processor() -> Check:
     """Cores, the instruction set that the kernels are compiled for, and how far ahead they prefetch weights."""
-
     found = f"{usable_cores()} cores, kernels for {ISA}, weights prefetched {prefetch()}"
     if ISA is Isa.PORTABLE:
         return Check("processor", State.ADVICE, found, "No known instruction set: the CPU engine works, but slowly.")
@@ -103,7 +102,6 @@ def check_memory() -> Check:
 
 def check_speed() -> Check:
     """The stored measurements of this machine by thread count. Measures nothing itself."""
-
     found = [
         f"on {kept.threads} thread{'s' if kept.threads > 1 else ''} {kept.read / 1e9:.1f} GB/s, {kept.int8 / 1e9:,.0f} "
         f"int8 and {kept.floats / 1e9:,.0f} f32 GOP/s ({kept.day}); {len(kept.models)} models measured"
@@ -136,7 +134,6 @@ def check_gpu() -> Check:
 
 def check_written_folders(settings: Settings) -> Iterator[Check]:
     """All folders that localllm writes to."""
-
     other = "Choose another folder with"
     lost = f"No model can be pulled or made. {other} model_store (LOCALLLM_MODEL_STORE)."
     yield check_folder("models", places.own_store(settings), lost, State.BAD)
@@ -165,7 +162,6 @@ def check_folder(what: str, folder: Path, otherwise: str, state: State = State.A
 
 def check_kernels() -> Check:
     """Whether there are kernels for this processor and version, and whether all of them passed their self-check."""
-
     folder, portable = cache_directory(), portable_kernels()
     if portable:
         advice = "They are slow. Please report it with this processor's name; --backend llama may be faster."
@@ -229,7 +225,6 @@ def check_model_folder(folder: Path) -> Check:
 
 def check_network(address: str) -> Check:
     """Whether a host answers at all."""
-
     try:
         httpx2.head(address, timeout=NETWORK_TIMEOUT_S)
     except (httpx2.TransportError, httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:

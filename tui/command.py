@@ -33,7 +33,6 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     A single argument is the prompt if it has spaces or marks such as "?" or "!", else the model.
     """
-
     from tui.terminal import in_browser
 
     if model is not None and prompt is None:

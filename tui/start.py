@@ -105,7 +105,6 @@ def _close(store: SessionStore) -> None:
 
 def actions() -> list[str]:
     """Names of all actions with a key binding, sorted. A dotted prefix says where the key works."""
-
     from tui.screens.inspector import InspectorScreen
     from tui.screens.models import ModelsScreen
     from tui.screens.parameters import ParametersScreen

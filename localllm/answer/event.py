@@ -61,29 +61,26 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEvent:
-    """What was added to an answer since the previous event.
-
-    counts and timings are of the whole answer; a remote server sends its own with the last event, until then they are
-    estimates. token_ids: empty for a remote server. progress: only before the first token. finish_reason, seed,
-    stop_string, error (with its exception, cause), pictures, warnings: only on the last event. pictures: what the model
-    saw of each picture and heard of each sound; none from a remote server. warnings: text in pictures that was too
-    small, and how the answer violates its schemas, added by the server (schema_check). prompt_logprobs: of the prompt's
-    tokens after the first, on the first event after the prompt; None if not requested.
-    """
+    """What was added to an answer since the previous event."""
 
     parts: tuple[AnswerPart, ...] = ()
+    # Of the whole answer. A remote server sends its own with the last event; until then they are estimates.
     counts: Counts = _NO_COUNTS
     timings: Timings = _NO_TIMINGS
-    progress: Progress | None = None
+    progress: Progress | None = None  # only before the first token
     logprobs: tuple[Logprob, ...] = ()
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()  # empty for a remote server
+    # These are on the last event only.
     finish_reason: FinishReason | None = None
     error: str | None = None
-    cause: Exception | None = None
+    cause: Exception | None = None  # the error's
     seed: int | None = None
     stop_string: str | None = None
+    # What the model saw of each picture and heard of each sound; none from a remote server.
     pictures: "tuple[View, ...]" = ()
+    # Text in pictures that was too small, and how the answer violates its schemas, added by the server (schema_check).
     warnings: tuple[str, ...] = ()
+    # Of the prompt's tokens after the first, on the first event after the prompt; None if not requested.
     prompt_logprobs: tuple[Logprob, ...] | None = None
 
     @property

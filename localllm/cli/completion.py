@@ -45,7 +45,6 @@ def completion(
     For bash, put this into ~/.bashrc: eval "$(localllm completion bash)". For zsh the same, after compinit, into
     ~/.zshrc. For fish, write the output to ~/.config/fish/completions/localllm.fish; for PowerShell, into $PROFILE.
     """
-
     script = BASH
     if shell is not Shell.BASH:
         script = get_completion_script(prog_name=PROGRAM, complete_var=COMPLETION_VARIABLE, shell=shell)

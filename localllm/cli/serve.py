@@ -54,7 +54,6 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     the API key of LOCALLLM_API_KEY, or of a file, if one is set. With --remote, the models of a server of OpenAI's
     protocol are served. Defaults are in brackets.
     """
-
     from localllm.server.options import with_ollama_variables
     from localllm.server.serve import serve as run_server
 
@@ -77,7 +76,6 @@ def checked_options(
 
     Tools on the page always need a key there, and a folder.
     """
-
     from localllm.remote.connection import is_local
     from localllm.server.options import server_options
 

@@ -74,10 +74,9 @@ class DiskCache:
 
     identity: everything that stored KV depends on except the tokens and the model's files. digest: of these files, None
     if the identity covers them; until it is known, nothing is found or stored. limit_bytes: for all identities
-    together; None takes 4 GiB or 5 % of the free disk, whichever is less. whole: states cannot be truncated, so a
-    segment starts at 0 and is only usable whole. pinned_share: of the limit, for what requests pin. clock: the time in
-    seconds since 1970. Only the engine's thread calls `find`, and only one
-    writer thread `store` and `pin`; `load` may be called from any thread.
+    together; None takes the lesser of 4 GiB and 5 % of the free disk. whole: states cannot be truncated, so a
+    segment starts at 0. pinned_share: of the limit, for what requests pin. clock: seconds since 1970. Only the engine's
+    thread calls `find`, only one writer thread `store` and `pin`, any thread `load`.
     """
 
     def __init__(

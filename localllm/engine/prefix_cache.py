@@ -34,12 +34,10 @@ class _Node:
 class PrefixCache:
     """Keeps the KV of past prompts and answers, and finds the longest known prefix of a new one, to the single token.
 
-    Each space has its own radix tree, so spaces share nothing. Every leaf owns one sequence of the runner, as long as
-    its path; inner nodes own none, because any leaf below holds their tokens. The runner shares pages, so a prefix of
-    many conversations is stored once. Eviction truncates the least recently used prefix of all trees, from its end;
-    trunks, with which future conversations start, and what requests pinned are evicted last. The runner
-    must be able to truncate sequences (StateCache is for those that cannot). Not thread-safe: the engine's thread is
-    the only caller.
+    Each space has its own radix tree. Every leaf owns one sequence of the runner; inner nodes own none, because any
+    leaf below holds their tokens. The runner shares pages, so a prefix of many conversations is stored once. Eviction
+    truncates the least recently used prefix, from its end; trunks and what requests pinned go last. The runner must be
+    able to truncate sequences (StateCache is for those that cannot). Only the engine's thread calls it.
     """
 
     def __init__(self, runner: Runner, pinned_tokens: int = 0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -40,7 +40,6 @@ def all_models(settings: Settings, first: Iterable[LibraryModel] = ()) -> Iterat
 
 def built_in_model() -> LibraryModel:
     """The demonstration model that comes with localllm."""
-
     return LibraryModel((BUILT_IN,), Source.BUILT_IN, builtin.path())
 
 

@@ -126,7 +126,6 @@ def _chosen(
     held: int,
 ) -> Placement:
     """The backend. The native engine's bytes are placed too, unless its header turns out to be unsupported."""
-
     refuse_as_model(file)
     chosen = Placement("native", "chosen by the backend setting", settings=settings)
     if settings.backend == "auto":
@@ -410,7 +409,6 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
 
 def llama_is_here() -> bool:
     """Whether llama-cpp-python is installed and runs here."""
-
     try:
         llama()
     except LlamaCppMissingError:
@@ -436,7 +434,6 @@ def open_placed(
     an exception in it ends the load. Raises OutOfMemoryError or LlamaCppMemoryError if memory does not suffice;
     UnsupportedModelError, LlamaCppError.
     """
-
     for note in file.notes:
         log.info("%s: %s", file.path.name, note)
     settings = placed.checked().settings

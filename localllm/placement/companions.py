@@ -27,7 +27,6 @@ def draft_file(settings: Settings) -> Iterator[ModelFile | None]:
 
     Raises what resolve and open_model raise.
     """
-
     if settings.draft is None:
         yield None
         return
@@ -37,7 +36,6 @@ def draft_file(settings: Settings) -> Iterator[ModelFile | None]:
 
 def is_head(file: ModelFile) -> bool:
     """Whether a file is a head that drafts for a model, and no model itself."""
-
     return file.architecture == EAGLE
 
 

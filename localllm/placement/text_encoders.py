@@ -58,7 +58,6 @@ def place_text_encoder(
     returned if it does not fit. Raises UnsupportedModelError if the choice is the native engine and it does not
     support the architecture.
     """
-
     room = available_memory() if room is None else room
     chosen = Placement("native", "chosen by the backend setting", settings=settings)
     if settings.backend == "auto":
@@ -87,7 +86,6 @@ def open_text_encoder(
     progress is called on this thread; an exception from it aborts the load and is propagated. Raises OutOfMemoryError,
     ModelFileError and its subclasses, also for a reranker without a head, and LlamaCppError.
     """
-
     settings = placed.checked().settings
     if placed.backend == "native":
         try:

@@ -41,22 +41,17 @@ def _every_layer(layer: int) -> bool:
 
 @dataclass(frozen=True)
 class Style:
-    """The properties in which the families' transformers differ; the others follow from a file's tensors.
+    """The properties in which the families' transformers differ; the others follow from a file's tensors."""
 
-    rms: RMSNorm in place of LayerNorm. swapped: old files of the family have the names of ffn_up and ffn_down swapped.
-    order: the source of each value of a query's or key's head, with rotated pairs at i and i + half of the padded
-    head; None if heads are not rotated. value_norms: RMSNorm without weights of value heads. scale: of scores, None for
-    1 / sqrt(head size). sees_all: whether a layer's rows see the whole picture, and not only their window. layers: how
-    many are computed, None for all.
-    """
-
-    rms: bool = False
-    swapped: bool = False
+    rms: bool = False  # RMSNorm in place of LayerNorm
+    swapped: bool = False  # old files of the family have the names of ffn_up and ffn_down swapped
+    # The source of each value of a query's or key's head, with rotated pairs at i and i + half of the padded head;
+    # None if heads are not rotated.
     order: NDArray[np.int64] | None = None
-    value_norms: bool = False
-    scale: float | None = None
-    sees_all: Callable[[int], bool] = _every_layer
-    layers: int | None = None
+    value_norms: bool = False  # RMSNorm without weights of value heads
+    scale: float | None = None  # of scores; None for 1 / sqrt(head size)
+    sees_all: Callable[[int], bool] = _every_layer  # whether a layer's rows see the whole picture, or their window
+    layers: int | None = None  # how many are computed; None for all
 
 
 @dataclass(frozen=True)

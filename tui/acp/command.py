@@ -26,7 +26,6 @@ def agent(
     Speaks the Agent Client Protocol on stdin and stdout. Zed, JetBrains' editors, Neovim and toad start this command.
     The model gets the chat's tools; the editor asks before changes and commands.
     """
-
     if importlib.util.find_spec("acp") is None:
         install = f"\"{sys.executable}\" -m pip install 'agent-client-protocol>=0.12'"
         raise RequestError(f"The agent for editors needs the extra agent: {install}")

@@ -99,7 +99,6 @@ async def use_tools(chat: ChatScreen, argument: str) -> None:
 
 async def ask_folder(chat: ChatScreen, argument: str) -> None:
     """Answer from a folder's documents, or turn that off; without an argument, show the current folder's index."""
-
     if argument == "off":
         await set_parameter(chat, "folder")
         return

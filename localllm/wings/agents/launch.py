@@ -156,7 +156,6 @@ def tell_cost(agent: "AgentProgram", server: LocalServer, endpoint: "AgentEndpoi
 
 def folder_of(name: str) -> Path:
     """localllm's folder for a program's files; created if missing."""
-
     folder = sessions_path().parent / "agents" / name
     make_folder(folder)
     return folder

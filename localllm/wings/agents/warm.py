@@ -115,7 +115,6 @@ def _record(agent: "AgentProgram", endpoint: "AgentEndpoint") -> "RecordedReques
 
 def _on_terminal(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
     """Start a program on a new pseudo-terminal, because some use another system text without one. log: its output."""
-
     process, ours = start_on_terminal(command, environment, (40, 120))
 
     def keep() -> None:

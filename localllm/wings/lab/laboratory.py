@@ -98,7 +98,6 @@ class ModelCosts:
 
 def costs_of(file: "ModelFile", settings: "Settings") -> ModelCosts | None:
     """A loaded model's costs on this machine; None for architectures that only llama.cpp supports."""
-
     try:
         return ModelCosts.of(file, native_kv_types(file, settings), kept_limits(settings.threads))
     except UnsupportedModelError:

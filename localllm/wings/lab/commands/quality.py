@@ -42,7 +42,6 @@ def perplexity(
 
     --reference compares with the original model: the Kullback-Leibler divergence of the predictions, in nats.
     """
-
     from gguf_io import load_tokenizer, open_model
     from localllm.wings.lab.quality import perplexity as measure
 

@@ -81,7 +81,6 @@ class ModelShape:
     @classmethod
     def of_file(cls, file: ModelFile) -> Self:
         """From a file's header. Raises UnsupportedModelError for architectures unknown to the native engine."""
-
         config = read_config(file)
         tensors = file.tensors
         output = tensors[_OUTPUT if _OUTPUT in tensors else _EMBEDDING]
