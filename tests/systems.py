@@ -1,10 +1,12 @@
 """What tests need to know about the system that they run on, and where localllm keeps things there."""
 
+import contextlib
 import ctypes
 import os
 import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,15 @@ else:
     KILL, KILLED = signal.SIGKILL, -signal.SIGKILL
 """The signal for os.kill that ends a process at once, and Popen's return code of a process that got it."""
 
+
+def _can_link() -> bool:
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError):
+        os.symlink("a", os.path.join(folder, "b"))
+        return os.path.islink(os.path.join(folder, "b"))
+    return False
+
+
+needs_links = pytest.mark.skipif(not _can_link(), reason="symbolic links cannot be made here, as on Wine")
 needs_named_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
 needs_commands = pytest.mark.skipif(shutil.which("sleep") is None, reason="there are no commands ls, touch and sleep")
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot interrupt a process by a signal")

@@ -13,7 +13,7 @@ def stored(home: Path) -> dict[str, bytes]:
     """Everything in the store except locks: what a pull leaves."""
     store = home / "localllm/models"
     return {
-        str(path.relative_to(store)): path.read_bytes()
+        path.relative_to(store).as_posix(): path.read_bytes()
         for path in store.rglob("*")
         if path.is_file() and not path.name.endswith(".lock")
     }

@@ -17,6 +17,7 @@ from localllm.library.stores import stored_models
 from localllm.settings import Settings
 from tests.localllm.library.model_server import ModelServer, refuse
 from tests.localllm.library.store_contents import SETTINGS, no_model_and_no_half_file, stored
+from tests.systems import needs_links
 
 
 def test_a_full_disk_is_noticed_before(
@@ -116,6 +117,7 @@ def test_a_folder_that_cannot_be_written(server: ModelServer, home: Path) -> Non
         pull(f"{server.host}/library/x", Settings(model_store=str(home / "file" / "models")))
 
 
+@needs_links
 def test_a_link_in_place_of_the_partial_file_is_not_followed(server: ModelServer, home: Path, tiny_gguf: bytes) -> None:
     digest = server.add_ollama("library/x", "latest", {"model": tiny_gguf})["model"]
     victim = home / "victim"

@@ -15,7 +15,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.wings.tools.builtin import builtin_tools
 from localllm.wings.tools.command import pattern_of
 from localllm.wings.tools.journal import Journal
-from tests.systems import needs_commands, needs_named_pipes
+from tests.systems import needs_commands, needs_links, needs_named_pipes
 
 NEVER = threading.Event()
 
@@ -42,6 +42,7 @@ def call(tools: Toolbox, name: str, **arguments: Any) -> str:
     return tools.plan(ToolCall(name, arguments)).result(NEVER)
 
 
+@needs_links
 @pytest.mark.parametrize(
     "path", ["../secret.txt", "out/secret.txt", "link.txt", "src/../../secret.txt", "/etc/passwd", "a\0b", "out"]
 )
@@ -58,6 +59,7 @@ def test_nothing_outside_the_folder_is_reached(tools: Toolbox, home: Path, tool:
     assert (home.parent / "secret.txt").read_text() == "needle outside\n"
 
 
+@needs_links
 def test_a_link_that_is_put_in_the_way_after_the_user_looked_is_not_followed(tools: Toolbox, home: Path) -> None:
     edit = tools.plan(ToolCall("edit_file", {"path": "src/a.py", "old_text": "two", "new_text": "2"}))
     reads = [
