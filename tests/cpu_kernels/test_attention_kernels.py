@@ -61,7 +61,7 @@ SHAPES = [
     Shape(heads=2, group=4, size=64, tokens=300, rows=9, fades=True),
     Shape(heads=2, group=4, size=64, tokens=300, rows=40, image=True),
     Shape(heads=1, group=2, size=64, tokens=400, rows=50, window=30, image=True),
-    Shape(heads=2, group=4, size=64, tokens=330, rows=330, window=-32),
+    Shape(heads=2, group=4, size=64, tokens=330, rows=40, window=-32),
     Shape(heads=1, group=2, size=64, tokens=650, rows=90, window=-300),
     Shape(heads=2, group=4, size=64, tokens=513, rows=1, window=-512),
 ]
@@ -176,7 +176,9 @@ class Case:
             scores -= self.slopes[:, None] * np.abs(rows[..., None] - tokens)
         ahead = shape.rows if shape.image else shape.ahead
         window = shape.window or int(rows[-1, 0]) + 1
-        seen = (tokens <= rows + ahead) & (tokens > rows - window if window > 0 else tokens // window == rows // window)
+        seen = (tokens <= rows + ahead) & (
+            tokens > rows - window if window > 0 else tokens // -window == rows // -window
+        )
         scores = np.where(seen[:, None], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
