@@ -375,7 +375,9 @@ def _told_pi(url: str, home: Path) -> Mapping[str, str]:
 OVERFLOWS = [
     Overflow("claude", 64_000, 14_000, "summary", ("--dangerously-skip-permissions",), _told_claude),
     Overflow("pi", 26_000, 14_000, "summary", ("--provider", "localllm", "--model", "scripted"), _told_pi),
-    Overflow("qwen", 96_000, 14_000, "state_snapshot", ("--auth-type", "openai"), _told_qwen),
+    Overflow(
+        "qwen", 96_000, 14_000, "state_snapshot", ("--auth-type", "openai", "--approval-mode", "yolo"), _told_qwen
+    ),
 ]
 
 
