@@ -47,6 +47,7 @@ from cpu_kernels.simd.vectors import (
     broadcast,
     f32x16,
     get_f32,
+    get_i16,
     get_i32,
     load,
     load_f16,
@@ -59,6 +60,7 @@ from cpu_kernels.simd.vectors import (
     view,
     zero_f32,
 )
+from cpu_kernels.words import BLOCK
 
 TILE = 4
 """Rows of a tile."""
@@ -100,7 +102,7 @@ LANES = 16
 _BLOCK = 8  # vectors of outputs that a thread computes at once
 _A_BYTES = 2 * LANES  # of an input's ranks
 _X_BYTES = 4 * SPAN  # of a row's inputs
-_BLOCKS_32, _BLOCKS_256 = int(Form.BLOCKS_32), int(Form.BLOCKS_256)
+_BLOCKS_32, _BLOCKS_256, _WORDS = int(Form.BLOCKS_32), int(Form.BLOCKS_256), int(Form.WORDS)
 
 
 class Table(IntEnum):
@@ -202,6 +204,12 @@ def _unpack(act: int, form: int, k: int, place: tuple[int, int], first: int, las
         for i in range(first, last, LANES):
             scale = splat_f32(get_f32(scales + i // block * width * 4))
             store_f32(out + (i - first) * 4, mul_f32(load_i8x4(values + i * width, 4 * width), scale))
+    elif form & _WORDS:
+        words = field(act, Act.WORDS) + (tile * k // 2 * width + lane) * 4
+        units = field(act, Act.WORD_UNITS) + (tile * (k // BLOCK) * width + lane) * 4
+        for i in range(first, last):
+            word = np.float32(get_i16(words + i // 2 * width * 4 + i % 2 * 2))
+            put_f32(out + (i - first) * 4, word * get_f32(units + i // BLOCK * width * 4))
     else:
         floats = field(act, Act.FLOATS) + (tile * width * k + lane) * 4
         for i in range(first, last):
@@ -269,7 +277,7 @@ def _sample_factors(s: Sample, k: int, n: int, rank: int) -> int:
 
 
 def _shrink_samples() -> Iterator[Sample]:
-    for form, width in ((Form.BLOCKS_32, 1), (Form.BLOCKS_256, 2), (Form.FLOATS, 4)):
+    for form, width in ((Form.BLOCKS_32, 1), (Form.BLOCKS_256, 2), (Form.WORDS, 2), (Form.FLOATS, 4)):
         rows, k = (1 if width == 1 else 3), 512
         s = Sample(rows=rows, width=width)
         act = s.activations(k)

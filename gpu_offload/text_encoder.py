@@ -11,6 +11,7 @@ from cpu_kernels.cores import usable_cores
 from gguf_io.model_file import ModelFile
 from gguf_io.pooling import Pooling, pooling_of
 from gguf_io.runner_info import LoadProgress
+from gpu_offload.adapters import AdapterSet
 from gpu_offload.decoding import Batch
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, failure, llama
@@ -48,14 +49,16 @@ class LlamaTextEncoder:
         self._vocab_size = int(self._lib.llama_vocab_n_tokens(self._lib.llama_model_get_vocab(self._model)))
         self.dimensions = 1 if pooling is Pooling.RANK else int(self._lib.llama_model_n_embd_out(self._model))
 
-    def pooled(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    def pooled(self, texts: Sequence[Sequence[int]], adapters: AdapterSet = ()) -> NDArray[np.float32]:
         """Return each text's row: float32[len(texts), dimensions]. The caller adds special tokens, and normalises.
 
-        Raises ValueError, before anything is computed, for a text that is empty or longer than max_tokens and for ids
-        outside the vocabulary; LlamaCppError if the computation fails.
+        Raises ValueError, before anything is computed, for adapters, which are not loaded here, for a text that is
+        empty or longer than max_tokens and for ids outside the vocabulary; LlamaCppError if the computation fails.
         """
         if self._context is None:
             raise ValueError("this model is closed")
+        if adapters:
+            raise ValueError(f"there are no adapters; {adapters} names some")
         rows = [np.array(text, dtype=np.int64) for text in texts]
         for number, row in enumerate(rows):
             if not 1 <= len(row) <= self.max_tokens:

@@ -197,8 +197,8 @@ def _recorded_needs(
     )
 
 
-def encoder_needs(file: ModelFile, threads: int | None = None) -> Needs:
-    """What TextEncoder takes; the buffers include everything that its longest text needs.
+def encoder_needs(file: ModelFile, threads: int | None = None, adapters: Sequence[Adapter] = ()) -> Needs:
+    """What TextEncoder takes; the buffers include everything that its longest text needs, and `adapters`.
 
     Raises UnsupportedModelError for what TextEncoder would refuse, ModelFileError for incomplete metadata.
     """
@@ -210,14 +210,17 @@ def encoder_needs(file: ModelFile, threads: int | None = None) -> Needs:
         loader = HeaderLoader(file, builder, words=True)
         head = PoolingHead(file, loader, config, architecture, count)
         store = encoder_store(config, rows)
-        recording = Recording(builder, loader, config, architecture, rows, count)
+        loaded = Adapters(adapters, config, builder, reads=False) if adapters else None
+        recording = Recording(builder, loader, config, architecture, rows, count, loaded)
         ropes = Ropes(recording, config.context)
         DecoderRecorder(recording, store, ropes).record_states()
         loader.check_all_used(config.layers)
-        step_fields(builder, config, rows, count)
+        if loaded:
+            loaded.check_all_used(loader.left_out)
+        step_fields(builder, config, rows, count, loaded)
     stored = rows * (stored_bytes(config) + ropes.position_bytes)
     beside = touched_bytes(builder) + touched_bytes(head.builder) - loader.packed_bytes
-    return Needs(loader.packed_bytes, beside + stored)
+    return Needs(loader.packed_bytes, beside + stored + (loaded.peak_bytes(rows) if loaded else 0))
 
 
 class HeaderLoader(WeightLoader):

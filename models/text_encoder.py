@@ -11,8 +11,10 @@ from cpu_kernels.kv_types import PAGE_TOKENS, KVType
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
+from gguf_io.lora import Adapter
 from gguf_io.pooling import Pooling, averages, pooling_of
 from gguf_io.runner_info import LoadProgress
+from models.adapters import Adapters, AdapterSet
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.kv_layout import kv_bytes_per_token
@@ -38,11 +40,17 @@ class TextEncoder:
     in a row; a reranker has one, its score.
     """
 
-    def __init__(self, file: ModelFile, threads: int | None = None, progress: LoadProgress | None = None) -> None:
-        """Load and pack the weights and compile the kernels. The file may be closed afterwards.
+    def __init__(
+        self,
+        file: ModelFile,
+        threads: int | None = None,
+        progress: LoadProgress | None = None,
+        adapters: Ordered[Adapter] = (),
+    ) -> None:
+        """Load and pack the weights and compile the kernels. The files may be closed afterwards.
 
-        threads: None for all cores this process may use; capped at the processors it may use. Raises
-        UnsupportedModelError or ModelFileError before anything large is allocated.
+        threads: None for all cores this process may use; capped at the processors it may use. adapters: LoRA adapters
+        for the model. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
         """
         architecture = find_architecture(file.architecture, TEXT_ENCODERS)
         self._config = config = read_config(file)
@@ -62,24 +70,27 @@ class TextEncoder:
             loader = WeightLoader(file, team, builder, progress, words=True)
             self._head = PoolingHead(file, loader, config, architecture, team.threads)
             self._head.compile(team, progress)
-            recording = Recording(builder, loader, config, architecture, rows, team.threads)
+            loaded = Adapters(adapters, config, builder) if adapters else None
+            recording = Recording(builder, loader, config, architecture, rows, team.threads, loaded)
             self._ropes = Ropes(recording, config.context)
             recorder = DecoderRecorder(recording, self._store, self._ropes)
             self._states = recorder.record_states().values
             loader.check_all_used(config.layers)
+            if loaded:
+                loaded.check_all_used(loader.left_out)
             self._inputs = recorder.inputs
-            self._steps = Steps(builder, team, config, rows, progress)
+            self._steps = Steps(builder, team, config, rows, progress, loaded)
         except BaseException:
             team.close()
             raise
         self.dimensions = self._head.width
         self._closed = False
 
-    def pooled(self, texts: Ordered[Ordered[int]]) -> NDArray[np.float32]:
+    def pooled(self, texts: Ordered[Ordered[int]], adapters: AdapterSet = ()) -> NDArray[np.float32]:
         """Return each text's row: float32[len(texts), dimensions]. The caller adds special tokens and normalises rows.
 
-        Raises ValueError, before anything is computed, for a text that is empty or longer than max_tokens and for ids
-        outside the vocabulary.
+        adapters: number and weight of each that applies. Raises ValueError, before anything is computed, for a text
+        that is empty or longer than max_tokens and for ids outside the vocabulary.
         """
         if self._closed:
             raise ValueError("this model is closed")
@@ -92,11 +103,11 @@ class TextEncoder:
         first = rows = 0
         for number, text in enumerate(texts):
             if rows and rows + len(text) > _TOGETHER:
-                self._compute(texts[first:number], found[first:number])
+                self._compute(texts[first:number], found[first:number], adapters)
                 first, rows = number, 0
             rows += len(text)
         if rows:
-            self._compute(texts[first:], found[first:])
+            self._compute(texts[first:], found[first:], adapters)
         return self._head.run(found)
 
     def close(self) -> None:
@@ -112,14 +123,14 @@ class TextEncoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compute(self, texts: Ordered[Ordered[int]], out: NDArray[np.float32]) -> None:
+    def _compute(self, texts: Ordered[Ordered[int]], out: NDArray[np.float32], adapters: AdapterSet) -> None:
         """Compute texts in one pass, each as a sequence, and pool their states."""
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[tuple[Sequence, int, int]] = []
         try:
             for text in texts:
-                sequence = Sequence()
+                sequence = Sequence(adapters=adapters)
                 self._store.append(sequence, len(text))
                 segments.append((sequence, len(tokens), len(text)))
                 tokens += text

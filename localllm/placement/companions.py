@@ -86,6 +86,18 @@ def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
     return found
 
 
+def for_encoder(settings: Settings, model: ModelFile) -> Settings:
+    """The settings for an embedding model or reranker: without adapters if one is for another architecture.
+
+    A server's adapters may be for its generating models.
+    """
+    for path, _ in usual_adapters(settings):
+        with open_model(path) as file:
+            if file.architecture != model.architecture:
+                return replace(settings, lora="")
+    return settings
+
+
 @contextlib.contextmanager
 def open_adapters(settings: Settings, model: ModelFile) -> Iterator[list[Adapter]]:
     """Open the settings' LoRA adapters for a model. Raises ModelFileError for one that is not for this model."""

@@ -11,8 +11,9 @@ from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
 from gguf_io.runner_info import LoadProgress
 from gpu_offload.options import LlamaOptions, Use
+from localllm.engine.runner import AdapterSet
 from localllm.placement.backends import Gpus, automatic_choice, gpus_here, llama_is_here, log_fallback
-from localllm.placement.companions import WITHOUT
+from localllm.placement.companions import WITHOUT, for_encoder, open_adapters
 from localllm.placement.memory import RESERVE_BYTES
 from localllm.placement.placement import Placement
 from localllm.settings import Settings
@@ -36,11 +37,12 @@ class TextEncoder(Protocol):
     max_tokens: int
     dimensions: int
 
-    def pooled(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    def pooled(self, texts: Sequence[Sequence[int]], adapters: AdapterSet = ()) -> NDArray[np.float32]:
         """Return each text's row: float32[len(texts), dimensions]. The caller adds special tokens, and normalises.
 
-        Raises ValueError, before computing anything, for a text that is empty or longer than max_tokens and for ids
-        outside the vocabulary; LlamaCppError if the computation fails.
+        adapters: number and weight of each LoRA adapter that applies. Raises ValueError, before computing anything, for
+        a text that is empty or longer than max_tokens and for ids outside the vocabulary; LlamaCppError if the
+        computation fails.
         """
 
     def close(self) -> None:
@@ -52,14 +54,24 @@ def place_text_encoder(
 ) -> Placement:
     """Choose the backend of an embedding model or reranker and place its bytes, from its header.
 
-    The settings' backend; for "auto", llama.cpp if there is a GPU or the native engine lacks the architecture. With
+    The settings' backend; for "auto", llama.cpp if there is a GPU or the native engine lacks the architecture. LoRA
+    adapters need the native engine. With
     llama.cpp it lies whole on the GPU with the most room, or else in main memory. Of the device settings, only
     gpu_layers and main_gpu apply. room, gpus: as for localllm.placement.backends.place, which also says what is
     returned if it does not fit. Raises UnsupportedModelError if the choice is the native engine and it does not
     support the architecture.
     """
     room = available_memory() if room is None else room
-    chosen = Placement("native", "chosen by the backend setting", settings=settings)
+    settings = for_encoder(settings, file)
+    if settings.lora:
+        if settings.backend == "llama":
+            raise UnsupportedModelError(
+                f"{file.path.name}: adapters of embedding models and rerankers need the native engine.",
+                remedy="Use --backend native, or leave out --lora.",
+            )
+        settings = replace(settings, backend="native")
+    reason = "LoRA adapters need it" if settings.lora else "chosen by the backend setting"
+    chosen = Placement("native", reason, settings=settings)
     if settings.backend == "auto":
         plain = replace(settings, split_mode=None, n_cpu_moe=None, lora="", rpc="", mmproj=WITHOUT)
         known = file.architecture in TEXT_ENCODERS
@@ -71,7 +83,8 @@ def place_text_encoder(
         return _on_llama(file, chosen, room, gpus)
     find_architecture(file.architecture, TEXT_ENCODERS)
     try:
-        needs = encoder_needs(file)
+        with open_adapters(settings, file) as adapters:
+            needs = encoder_needs(file, adapters=adapters)
     except UnsupportedModelError as error:
         return _to_llama(file, chosen, error, room, gpus)
     return _in_main_memory(chosen, Use(weights=needs.weights, compute=needs.buffers, available=room))
@@ -89,8 +102,8 @@ def open_text_encoder(
     settings = placed.checked().settings
     if placed.backend == "native":
         try:
-            with kernels_needed():
-                return NativeTextEncoder(file, settings.threads, progress), placed
+            with kernels_needed(), open_adapters(settings, file) as adapters:
+                return NativeTextEncoder(file, settings.threads, progress, adapters), placed
         except UnsupportedModelError as error:
             placed = _to_llama(file, placed, error, placed.uses[0].available, gpus_here)
             log_fallback(file, placed)

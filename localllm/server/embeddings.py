@@ -1,9 +1,11 @@
 """Embedding models and rerankers of this machine."""
 
+import copy
 import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,9 @@ from gguf_io.interruption import checkpoint
 from gguf_io.pooling import is_reranker
 from gguf_io.runner_info import LoadProgress
 from gguf_io.tokenizer.pairs import Pairs
+from localllm.engine.runner import AdapterSet
+from localllm.engine.sequence import adapter_set
+from localllm.placement.companions import usual_adapters
 from localllm.placement.placement import Placement
 from localllm.placement.text_encoders import open_text_encoder, place_text_encoder
 from localllm.server.errors import ApiError, InputTooLongError
@@ -44,9 +49,21 @@ class EmbeddingModel:
             self._pairs = Pairs(self.file.metadata, self.tokenizer)
             placed = placed or place_text_encoder(self.file, settings)
             self._encoder, self.placement = open_text_encoder(self.file, placed, progress)
+            weights = [(number, weight) for number, (_, weight) in enumerate(usual_adapters(self.placement.settings))]
+            self._adapters, self._adapter_count = adapter_set(weights, len(weights)), len(weights)
         except BaseException:
             self.file.close()
             raise
+
+    def using(self, adapters: AdapterSet | None) -> Self:
+        """This model with other weights of its adapters; None changes nothing. Raises ApiError 400 if it has none."""
+        if adapters is None:
+            return self
+        if adapters and not self._adapter_count:
+            raise ApiError(400, f"{self.file.path.stem} has no adapters: those of this server are for other models")
+        changed = copy.copy(self)
+        changed._adapters = adapters
+        return changed
 
     @property
     def max_tokens(self) -> int:
@@ -98,7 +115,7 @@ class EmbeddingModel:
         for batch in self.batches([len(text) for text in texts]):
             checkpoint()
             with self._lock:
-                found.append(self._encoder.pooled(texts[batch]))
+                found.append(self._encoder.pooled(texts[batch], self._adapters))
         return np.concatenate(found)
 
     def _fitted_pair(self, query: str, document: str, truncate: bool) -> list[int]:

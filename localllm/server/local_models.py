@@ -93,7 +93,8 @@ class LocalModels:
     @contextlib.asynccontextmanager
     async def lease_embedder(self, entry: CatalogEntry, keep_alive_s: float | None) -> AsyncIterator[Lease[Embedder]]:
         async with self._manager.lease(entry, keep_alive_s, embeds=True) as held:
-            yield cast("Lease[Embedder]", held)
+            model = cast("EmbeddingModel", held.model).using(self._with_weights(entry).behaviour.adapters)
+            yield Lease(held.name, model, held.load_s, held.discard)
 
     async def resident(self) -> list[ResidentModel]:
         open_slots = [slot for slot in self._manager.slots() if slot.closing is None]

@@ -258,9 +258,9 @@ class ModelManager:
 
 
 def _key(entry: CatalogEntry, embeds: bool) -> Key:
-    if embeds:
-        return entry.path, None, ("", ""), True
     own = entry.behaviour.settings
+    if embeds:
+        return entry.path, None, (str(own.get("lora", "")), ""), True
     return entry.path, entry.behaviour.template, (str(own.get("lora", "")), str(own.get("mmproj", ""))), False
 
 

@@ -1,6 +1,7 @@
 """Pooled rows of every encoder equal llama.cpp's, and are bit-exact alone, in batches, and on any number of threads."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 from cpu_kernels.isa import POLICY
 from gguf_io import open_model
 from gguf_io.errors import ModelFileError
+from gguf_io.lora import Adapter
 from models import weights
+from models.adapters import AdapterSet
 from models.errors import UnsupportedModelError
 from models.native_runner import NativeRunner
 from models.text_encoder import TextEncoder
+from tests.gpu_offload import lora_files
 from tests.models.encoders import ENCODERS, RERANKERS, in_type
 from tests.models.synthetic import write
 from tests.oracle import llama_oracle
@@ -74,6 +78,68 @@ def test_a_row_is_the_same_alone_together_and_on_any_number_of_threads(path: Pat
     for threads in (1, 2):
         with open_model(path) as file, TextEncoder(file, threads=threads) as other:
             np.testing.assert_array_equal(other.pooled(TEXTS), together)
+
+
+ADAPTED = ("bert-encoder", "nomic-bert-moe-encoder", "modern-bert-reranker", "gemma-embedding-encoder")
+TARGETS = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "ffn_up", "ffn_gate", "ffn_down", "ffn_up_exps",
+           "token_embd")  # fmt: skip
+SETS: tuple[AdapterSet, ...] = ((), ((0, 1.0),), ((0, 0.5), (1, -1.0)))
+
+
+@contextmanager
+def adapted(path: Path, threads: int | None = None) -> Iterator[TextEncoder]:
+    """A model with the two adapters beside it."""
+    with ExitStack() as files:
+        file = files.enter_context(open_model(path))
+        beside = [files.enter_context(open_model(path.with_name(f"{number}.gguf"))) for number in range(2)]
+        yield files.enter_context(TextEncoder(file, threads, adapters=[Adapter(one, file) for one in beside]))
+
+
+def write_adapters(path: Path) -> list[lora_files.Factors]:
+    """Two adapters beside a model."""
+    made = [lora_files.factors(path, seed, 0.08, TARGETS, rank) for seed, rank in ((1, 4), (2, 20))]
+    with open_model(path) as file:
+        for number, one in enumerate(made):
+            lora_files.write(path.with_name(f"{number}.gguf"), one, file.architecture)
+    return made
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize("path", ADAPTED, indirect=True)
+def test_rows_with_adapters_are_llama_cpps_of_merged_weights(path: Path, tmp_path: Path) -> None:
+    made, texts = write_adapters(path), TEXTS[3:9]
+    plain = None
+    with adapted(path) as encoder:
+        for chosen in SETS:
+            weighted = []
+            for number, weight in chosen:
+                of_tokens = {name: (b.T, a) for name, (a, b) in made[number].items() if name.startswith("token")}
+                weighted.append((made[number] | of_tokens, weight))
+            merged = lora_files.merge(path, tmp_path / "merged.gguf", *weighted)
+            found = encoder.pooled(texts, chosen)
+            expected = np.stack([llama_oracle.pooled(merged, text, encoder.dimensions) for text in texts])
+            assert np.abs(found - expected).max() < TOLERANCE * max(expected.std(), np.abs(expected).max() / 4)
+            plain = expected if plain is None else plain
+            assert not chosen or np.abs(plain - expected).max() > 20 * TOLERANCE * expected.std()
+
+
+@pytest.mark.parametrize("path", HALVES, indirect=True)
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+@pytest.mark.usefixtures("words")
+def test_adapters_change_a_row_alike_alone_together_and_in_half_precision(path: Path, kind: str) -> None:
+    write_adapters(path)
+    changed = in_type(path, path.with_stem("changed"), kind)
+    with adapted(changed) as encoder, adapted(changed, 1) as other, open_model(changed) as file:
+        for chosen in SETS:
+            together = encoder.pooled(TEXTS, chosen)
+            np.testing.assert_array_equal(np.concatenate([other.pooled([text], chosen) for text in TEXTS]), together)
+        with TextEncoder(file) as plain:
+            np.testing.assert_array_equal(plain.pooled(TEXTS), encoder.pooled(TEXTS))
+    if kind == "F16":
+        with adapted(in_type(changed, path.with_stem("plain"), "F32")) as encoder:
+            expected = encoder.pooled(TEXTS, SETS[-1])
+        assert np.abs(together - expected).max() < TOLERANCE * max(expected.std(), np.abs(expected).max() / 4)
 
 
 @pytest.fixture(params=["F16", "BF16"])
