@@ -106,8 +106,12 @@ def write_adapters(path: Path) -> list[lora_files.Factors]:
 
 @pytest.mark.oracle
 @llama_oracle.needs_llama
-@pytest.mark.parametrize("path", ADAPTED, indirect=True)
-def test_rows_with_adapters_are_llama_cpps_of_merged_weights(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ADAPTED)
+def test_rows_with_adapters_are_llama_cpps_of_merged_weights(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]
+    if model.experts:  # all are used: rounding would choose others where two are nearly equal
+        model = replace(model, extra={**model.extra, "expert_used_count": model.experts})
+    path = write(model, tmp_path / f"{name}.gguf")
     made, texts = write_adapters(path), TEXTS[3:9]
     plain = None
     with adapted(path) as encoder:
