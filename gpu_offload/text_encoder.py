@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from cpu_kernels.cores import usable_cores
 from gguf_io.model_file import ModelFile
 from gguf_io.pooling import Pooling, pooling_of
-from gguf_io.runner_info import LoadProgress
-from gpu_offload.adapters import AdapterSet
+from gguf_io.runner_info import AdapterSet, LoadProgress
 from gpu_offload.decoding import Batch
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import complaints, failure, llama

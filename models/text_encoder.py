@@ -13,8 +13,8 @@ from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from gguf_io.lora import Adapter
 from gguf_io.pooling import Pooling, averages, pooling_of
-from gguf_io.runner_info import LoadProgress
-from models.adapters import Adapters, AdapterSet
+from gguf_io.runner_info import AdapterSet, LoadProgress
+from models.adapters import Adapters
 from models.config import ModelConfig, read_config
 from models.decoder import DecoderRecorder
 from models.kv_layout import kv_bytes_per_token

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
-from gguf_io.runner_info import LoadProgress
+from gguf_io.runner_info import AdapterSet, LoadProgress
 from gpu_offload.options import LlamaOptions, Use
-from localllm.engine.runner import AdapterSet
 from localllm.placement.backends import Gpus, automatic_choice, gpus_here, llama_is_here, log_fallback
 from localllm.placement.companions import WITHOUT, for_encoder, open_adapters
 from localllm.placement.memory import RESERVE_BYTES

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from gguf_io import load_tokenizer, open_model
 from gguf_io.interruption import checkpoint
 from gguf_io.pooling import is_reranker
-from gguf_io.runner_info import LoadProgress
+from gguf_io.runner_info import AdapterSet, LoadProgress
 from gguf_io.tokenizer.pairs import Pairs
-from localllm.engine.runner import AdapterSet
 from localllm.engine.sequence import adapter_set
 from localllm.placement.companions import usual_adapters
 from localllm.placement.placement import Placement
