@@ -217,8 +217,8 @@ def route(op: int, step: int, thread: int, threads: int) -> None:
 
 def _expert_pack_samples() -> Iterator[Sample]:
     s = Sample(rows=6, width=2)
-    x, weight, epsilon, slots = s.normal(3, 256), s.normal(256), s.array([1e-5]), s.array([0, 2, 1, -1, 1, 0], np.int32)
-    choices, weights = s.array([0, 4, 2, 5, 1, 0], np.int32), s.normal(6)
+    x, weight, epsilon, slots = s.normal(3, 256), s.normal(256), s.array([1e-5]), s.array([0, 2, 1, -1, 0, 1], np.int32)
+    choices, weights = s.array([0, 4, 2, 5, 1, 1], np.int32), s.normal(6)  # the slots of each row
     for norm, of_choices in ((weight, 0), (0, weights)):
         packed = s.activations(256)
         yield s.arguments(x, 1024, norm, 256, ALL_FORMS, packed, epsilon, slots, 2, choices, of_choices)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
 from gguf_io.runner_info import AdapterSet, LoadProgress
 from gpu_offload.options import LlamaOptions, Use
+from localllm.errors import RequestError
 from localllm.placement.backends import Gpus, automatic_choice, gpus_here, llama_is_here, log_fallback
 from localllm.placement.companions import WITHOUT, for_encoder, open_adapters
 from localllm.placement.memory import RESERVE_BYTES
@@ -20,9 +21,6 @@ from models.errors import UnsupportedModelError, kernels_needed
 from models.needs import encoder_needs
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.text_encoder import TextEncoder as NativeTextEncoder
-
-if TYPE_CHECKING:
-    from models.errors import UnsupportedModelError
 
 _LLAMA_CONTEXT_BYTES = 256 << 20  # an estimate
 
@@ -54,17 +52,16 @@ def place_text_encoder(
     """Choose the backend of an embedding model or reranker and place its bytes, from its header.
 
     The settings' backend; for "auto", llama.cpp if there is a GPU or the native engine lacks the architecture. LoRA
-    adapters need the native engine. With
-    llama.cpp it lies whole on the GPU with the most room, or else in main memory. Of the device settings, only
-    gpu_layers and main_gpu apply. room, gpus: as for localllm.placement.backends.place, which also says what is
-    returned if it does not fit. Raises UnsupportedModelError if the choice is the native engine and it does not
-    support the architecture.
+    adapters need the native engine. With llama.cpp it lies whole on the GPU with the most room, or else in main memory.
+    Of the device settings, only gpu_layers and main_gpu apply. room, gpus: as for localllm.placement.backends.place,
+    which also says what is returned if it does not fit. Raises UnsupportedModelError if the choice is the native engine
+    and it does not support the architecture, RequestError for adapters on llama.cpp.
     """
     room = available_memory() if room is None else room
     settings = for_encoder(settings, file)
     if settings.lora:
         if settings.backend == "llama":
-            raise UnsupportedModelError(
+            raise RequestError(
                 f"{file.path.name}: adapters of embedding models and rerankers need the native engine.",
                 remedy="Use --backend native, or leave out --lora.",
             )

@@ -56,14 +56,19 @@ def as_arguments(given: str | dict[str, Any]) -> str | dict[str, Any]:
 
 
 def sound_part(about: object) -> Part:
-    """A content part with the sound of OpenAI's input_audio. Raises ApiError 400, PictureError for an unsafe sound."""
+    """A content part with the WAV file of OpenAI's input_audio, or the note that replaces anything else.
+
+    Raises ApiError 400 and PictureError for an unsafe WAV file.
+    """
     encoded = about.get("data") if isinstance(about, dict) else None
-    if not isinstance(encoded, str) or encoded.startswith(_FETCHED):
-        raise ApiError(400, "input_audio needs data: a WAV file in base64")
-    part = image_part(encoded)
-    if not is_sound(part["data"]):
-        raise ApiError(400, "input_audio must be a WAV file; convert the sound to WAV")
-    return part
+    try:
+        data = _decoded(encoded) if isinstance(encoded, str) else b""
+    except ApiError:  # the note tells the model and the client
+        data = b""
+    if is_sound(data):
+        return _checked(data)
+    note_ignored("part of type 'input_audio' that is no WAV file")
+    return text_part(left_out("input_audio"))
 
 
 def text_part(text: str) -> Part:
@@ -80,12 +85,16 @@ def image_part(encoded: object) -> Part:
         raise ApiError(400, "an image must be base64 text")
     if encoded.startswith(_FETCHED):
         return image_part_of_url(encoded)
+    return _checked(_decoded(encoded))
+
+
+def _decoded(encoded: str) -> bytes:
+    """Base64, or that of a data URL. Raises ApiError 400."""
     text = encoded.partition(",")[2] if encoded.startswith("data:") else encoded
     try:
-        data = base64.b64decode(text, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ApiError(400, f"an image is not valid base64: {error}") from error
-    return _checked(data)
 
 
 def _checked(data: bytes) -> Part:

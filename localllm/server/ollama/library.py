@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse
 from gguf_io import open_model
 from gguf_io.errors import LocalLLMError
 from gguf_io.model_file import MAX_PARTS
-from gguf_io.system import open_own, replace, sync_file, sync_folder
+from gguf_io.system import make_folder, open_own, replace, sync_file, sync_folder
 from localllm.library.create import create, uploaded_model
 from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError, ModelNotFoundError
@@ -271,7 +271,7 @@ def _adapters(store: OwnStore, files: dict[str, str]) -> tuple[list[Path], dict[
 def _converted(peft: dict[str, Path], model: Path, made: Path) -> Path:
     """An adapter in PEFT's format as GGUF, in the folder `made`. Raises LibraryError."""
     folder, target = made / "adapter", made / "adapter.gguf"
-    folder.mkdir()
+    make_folder(folder)
     for name, path in peft.items():
         shutil.copyfile(path, folder / name)
     try:

@@ -22,7 +22,7 @@ def test_the_defaults_and_the_ends_of_each_range_are_valid() -> None:
 
 
 def test_every_number_has_a_range() -> None:
-    others = {"logit_bias", "dry_sequence_breakers", "watermark_key"}
+    others = {"logit_bias", "dry_sequence_breakers", "watermark_key", "post_sampling_probs"}
     assert {field.name for field in fields(SamplingParams)} == BOUNDS.keys() | others
 
 

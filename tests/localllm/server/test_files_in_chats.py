@@ -56,7 +56,7 @@ def claude(*blocks: Any) -> tuple[str, dict[str, Any]]:
 
 AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
 UNREAD: list[tuple[tuple[str, dict[str, Any]], str]] = [
-    (chat({"type": "text", "text": "Hear:"}, AUDIO), "part of type 'input_audio'"),
+    (chat({"type": "text", "text": "Hear:"}, AUDIO), "part of type 'input_audio' that is no WAV file"),
     (chat({"type": "file", "file": {"file_id": "file-1"}}), "a file that is not in the request"),
     (
         chat({"type": "file", "file": {"filename": "a.bin", "file_data": url(b"\0\1", "x/y")}}),
@@ -65,7 +65,7 @@ UNREAD: list[tuple[tuple[str, dict[str, Any]], str]] = [
     (chat({"type": "video_url", "video_url": {"url": "https://x"}}), "part of type 'video_url'"),
     (responses({"type": "input_file", "file_url": "https://x/y.pdf"}), "a file that is not in the request"),
     (responses({"type": "input_file", "filename": "x", "file_data": "!!"}), "a file that is not valid base64"),
-    (responses(AUDIO), "part of type 'input_audio'"),
+    (responses(AUDIO), "part of type 'input_audio' that is no WAV file"),
     (
         claude({"type": "document", "source": {"type": "url", "url": "https://x"}}),
         "document whose source is of type 'url'",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_io.runner_info import AdapterSet
 from localllm.server import embeddings
 from localllm.server.embeddings import EmbeddingModel, embed_all
 from localllm.settings import Settings
@@ -28,7 +29,8 @@ class FakeEncoder:
         self.portions: list[list[list[int]]] = []
         self.begun, self.let = threading.Event(), threading.Event()
 
-    def pooled(self, texts: list[list[int]]) -> Any:
+    def pooled(self, texts: list[list[int]], adapters: AdapterSet) -> Any:
+        assert adapters == ()
         self.portions.append(texts)
         self.begun.set()
         assert self.let.wait(PATIENCE_S)
@@ -42,7 +44,7 @@ class FakeEncoder:
 def encoder(monkeypatch: pytest.MonkeyPatch) -> FakeEncoder:
     fake = FakeEncoder()
     monkeypatch.setattr(embeddings, "place_text_encoder", lambda *_: None)
-    monkeypatch.setattr(embeddings, "open_text_encoder", lambda *_: (fake, None))
+    monkeypatch.setattr(embeddings, "open_text_encoder", lambda *_: (fake, SimpleNamespace(settings=Settings())))
     return fake
 
 
