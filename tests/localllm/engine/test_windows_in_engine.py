@@ -1,5 +1,7 @@
 """Chats of models with sliding windows: what is kept, and what is computed after a turn, an edit, a fork, a restart."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -222,6 +224,44 @@ def test_a_chat_continues_after_a_restart(
         assert sum(again.passes) <= len(asked) - known + len(found.token_ids) + PAGE
         assert is_greedy(reference, asked, list(found.token_ids))
         engine.close()
+
+
+CHATS = """
+import sys
+from pathlib import Path
+from localllm.engine.disk_cache import DiskCache
+from localllm.engine.engine import Engine
+from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.localllm.engine.real_runners import answer
+from tests.localllm.engine.test_windows_in_engine import APART, text
+from tests.models.state_checks import opened
+runner = opened(Path(sys.argv[1]))
+engine = Engine(runner, FakeVocabulary(), disk=DiskCache(Path(sys.argv[2]), runner.info.kv_layout, 1 << 30))
+for seed in range(30, 1000):
+    answer(engine, text(seed, APART + 300), most=3)
+    print(seed, flush=True)
+"""
+
+
+@pytest.mark.parametrize("chats", [2, 3])
+def test_a_process_killed_while_it_writes_windows_loses_no_answer(
+    path: Path, runner: Counting, reference: NativeRunner, tmp_path: Path, chats: int
+) -> None:
+    command = [sys.executable, "-c", CHATS, str(path), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        for _ in range(chats):
+            writer.stdout.readline()
+        writer.kill()
+    engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path, runner.info.kv_layout, 1 << 30))
+    restored = 0
+    for seed in range(30, 31 + chats):
+        asked = [*text(seed, APART + 300), *text(seed + 1, 20)]
+        found = answer(engine, asked, most=3)
+        restored += found.last.counts.cached_disk
+        assert is_greedy(reference, asked, list(found.token_ids))
+    assert restored >= (chats - 1) * APART
+    engine.close()
 
 
 def test_memory_for_one_chat_serves_many_in_turn(path: Path, reference: NativeRunner, tmp_path: Path) -> None:
