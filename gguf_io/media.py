@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gguf_io.errors import PictureError
+
+DEAF = "This model reads text and images, but hears no sound. Choose another model."
+
 Size = tuple[int, int]
 """Width and height in pixels."""
 
@@ -98,6 +102,13 @@ def told_lines(views: Sequence[View]) -> list[tuple[str, View]]:
         counts[kind] = counts.get(kind, 0) + 1
         found.append((f"{kind} {counts[kind]}", view))
     return found
+
+
+def check_room(what: str, tokens: int, context: int) -> None:
+    """Raise PictureError for an "image" or a "sound" that takes more tokens than the context."""
+    if tokens >= context:
+        less = "Lower image_max_tokens, or send a smaller one" if what == "image" else "Send a shorter one"
+        raise PictureError(f"The {what} takes {tokens:,} tokens, more than the context of {context:,}. {less}.")
 
 
 def is_sound(data: bytes) -> bool:

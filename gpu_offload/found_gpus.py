@@ -34,6 +34,7 @@ def found_gpus() -> list[FoundGpu]:
 
 
 def nvidia() -> list[FoundGpu]:
+    """The GPUs that nvidia-smi lists."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -46,6 +47,7 @@ def nvidia() -> list[FoundGpu]:
 
 
 def vulkan() -> list[FoundGpu]:
+    """The GPUs that the Vulkan loader lists, asked in a child process, which its drivers may end."""
     try:
         names = json.loads(_output([sys.executable, "-I", "-c", _ASK_VULKAN, *sys.path]))
     except ValueError:  # it crashed

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cpu_kernels.cores import usable_cores
 from gguf_io.errors import PictureError
 from gguf_io.image_rows import ImageGrid, ImageRows, SeenPicture, SeenPieces, row_ids
-from gguf_io.media import Size
+from gguf_io.media import DEAF, Size, check_room
 from gguf_io.model_file import open_model
 from gguf_io.pictures import Budget, Picture
 from gguf_io.sounds import Samples
@@ -84,7 +84,7 @@ class LlamaProjector:
             self._check_open()
             rate = int(self._lib.mtmd_get_audio_sample_rate(self._context))
         if rate <= 0:
-            raise PictureError("This model reads text and images, but hears no sound. Choose another model.")
+            raise PictureError(DEAF)
         return rate
 
     def sound_tokens(self, samples: int) -> int:
@@ -129,12 +129,7 @@ class LlamaProjector:
     def _pieces(self, what: str, bitmap: Callable[[], Any], content: bytes) -> tuple[ImageRows | tuple[int, ...], ...]:
         """Encode the pieces that the model expects. Raises PictureError before, if they do not fit the context."""
         with self._chunks(bitmap) as chunks:
-            tokens = self._count(chunks)
-            if tokens >= self._context_tokens:
-                less = "Lower image_max_tokens, or send a smaller one" if what == "image" else "Send a shorter one"
-                raise PictureError(
-                    f"The {what} takes {tokens:,} tokens, more than the context of {self._context_tokens:,}. {less}."
-                )
+            check_room(what, self._count(chunks), self._context_tokens)
             return tuple(self._piece(chunk, content, number) for number, chunk in enumerate(chunks))
 
     def _of_picture(self, picture: Picture) -> Callable[[], Any]:

@@ -123,11 +123,14 @@ class DiskCache:
             files = [file for files, _ in adapters for file in files]
             digest = FileDigest(files, self._root / _DIGESTS, digest)
             identity += f"/{[weight for _, weight in adapters]}"
-        return DiskCache(self._root, identity, self._limit, self._whole, digest, self._pinned_share, self._clock)
+        return self._like(identity, self._whole, digest)
 
     def of_states(self) -> "DiskCache":
         """The same tier for a model whose states cannot be truncated."""
-        return DiskCache(self._root, self._identity, self._limit, True, self.digest, self._pinned_share, self._clock)
+        return self._like(self._identity, True, self.digest)
+
+    def _like(self, identity: str, whole: bool, digest: FileDigest) -> "DiskCache":
+        return DiskCache(self._root, identity, self._limit, whole, digest, self._pinned_share, self._clock)
 
     @property
     def _folder(self) -> Path:
@@ -138,7 +141,7 @@ class DiskCache:
             for path in listed(self._opened):
                 if path.name.startswith(TEMPORARY) and path.name.endswith(".tmp") and stale(path):
                     path.unlink(missing_ok=True)
-            self._pins()
+            self._pins()  # removes old ones
         make_folder(self._opened)
         return self._opened
 

@@ -193,15 +193,15 @@ def _placed_natively(
     from models.needs import native_needs
 
     types, projector = native_kv_types(file, settings), projector_of(file, settings)
-    drafts, together = native_drafts(settings, draft), _rows_together(projector)
+    drafts = native_drafts(settings, draft)
+    together, projector_bytes = _projector_needs(projector, settings)
     with open_adapters(settings, file) as adapters:
         needs = native_needs(file, types, settings.threads, drafts, adapters, together)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
         budget = needs.kv(kv_tokens)
     context = context_limit(file, settings.ctx) or trained_context(file)
-    other = (beside.main_bytes if beside else 0) + needs.adapters
-    other += _projector_bytes(projector, settings) if projector else 0
+    other = (beside.main_bytes if beside else 0) + needs.adapters + projector_bytes
     placed = place_in_memory(needs, context, budget, room, other=other)
     if placed.problem:
         more = "\nThe setting from_disk lets a part of the weights stay on the disk, which is slow."
@@ -230,27 +230,20 @@ def _placed_natively(
     )
 
 
-def _rows_together(projector: Path | None) -> int | None:
-    """The most rows of a picture that see each other; None without a projector. Raises as _projector_bytes does."""
-    from models.vision.encoder import rows_together
-
-    if projector is None:
-        return None
-    with open_model(projector) as file:
-        return rows_together(file)
-
-
-def _projector_bytes(path: Path, settings: Settings) -> int:
-    """What an image encoder takes beside the native engine, with the pictures that are kept in memory.
+def _projector_needs(path: Path | None, settings: Settings) -> tuple[int | None, int]:
+    """The most rows of a picture that see each other, None without a projector; and the bytes that an image encoder
+    takes beside the native engine, with the pictures that are kept in memory.
 
     Raises ModelFileError, UnsupportedModelError.
     """
     from localllm.image_reader import KEPT_BYTES
-    from models.vision.encoder import vision_needs
+    from models.vision.encoder import rows_together, vision_needs
 
+    if path is None:
+        return None, 0
     with open_model(path) as file:
         needs = vision_needs(file, settings.threads)
-    return needs.weights + needs.buffers + KEPT_BYTES
+        return rows_together(file), needs.weights + needs.buffers + KEPT_BYTES
 
 
 def place_on_gpus(
@@ -398,10 +391,9 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
     projector = projector_of(file, settings)
     try:
         types, drafts = native_kv_types(file, settings), native_drafts(settings, draft)
+        together, _ = _projector_needs(projector, settings)
         with open_adapters(settings, file) as adapters:
-            native_needs(file, types, settings.threads, drafts, adapters, _rows_together(projector))
-        if projector is not None:
-            _projector_bytes(projector, settings)
+            native_needs(file, types, settings.threads, drafts, adapters, together)
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error.message}"
     return ""

@@ -5,7 +5,7 @@ import threading
 from gguf_io import ModelFile
 from gguf_io.errors import PictureError
 from gguf_io.image_rows import ImageRows, SeenPicture, SeenPieces, grid_of, row_ids
-from gguf_io.media import Size
+from gguf_io.media import DEAF, Size, check_room
 from gguf_io.pictures import Budget, Picture
 from gguf_io.runner_info import LoadProgress
 from gguf_io.sounds import Samples
@@ -38,7 +38,7 @@ class NativeProjector:
     def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
         """See localllm.engine.runner.Projector. Ends early if the work is cancelled (gguf_io.interruption)."""
         layout = self._layout(picture.size, budget)
-        self._check_room("image", layout.tokens, "Lower image_max_tokens, or send a smaller one.")
+        check_room("image", layout.tokens, self._context)
         with self._lock:
             encoded = self._encoder.encode(picture.pixels, layout)
         rows = iter(encoded)
@@ -69,7 +69,7 @@ class NativeProjector:
                 f"The sound lasts {seconds:,.1f} s; this model hears at most {sound.most_seconds} s. Cut it into parts."
             )
         tokens = sound.rows(samples)
-        self._check_room("sound", tokens, "Send a shorter one.")
+        check_room("sound", tokens, self._context)
         return tokens
 
     def hear(self, samples: Samples, content: bytes) -> SeenPieces:
@@ -90,13 +90,7 @@ class NativeProjector:
                 "does not support.",
                 remedy="llama.cpp may: use --backend llama.",
             )
-        raise PictureError("This model reads text and images, but hears no sound. Choose another model.")
-
-    def _check_room(self, what: str, tokens: int, remedy: str) -> None:
-        if tokens >= self._context:
-            raise PictureError(
-                f"The {what} takes {tokens:,} tokens, more than the context of {self._context:,}. {remedy}"
-            )
+        raise PictureError(DEAF)
 
     def _layout(self, size: Size, budget: Budget) -> ImageLayout:
         try:
