@@ -53,6 +53,40 @@ NOW = [1_000_000.0]
         ("What is the highest hill?", "What is the lowest hill?"),
         ("Print `a` in Python", "Print `b` in Python"),
         ("Who wrote it?", "When was it written?"),
+        ("Convert 3 miles to feet", "Convert 3 kilometers to feet"),
+        ("Take 5 mg of it", "Take 5 g of it"),
+        ("What happened in june 1944?", "What happened in july 1944?"),
+        ("Quel temps fait-il en juin ?", "Quel temps fait-il en juillet ?"),
+        ("When do they open, 5 am?", "When do they open, 5 pm?"),
+        ("How many days are in a year?", "How many hours are in a year?"),
+        ("All planets except Mars", "All planets and Mars"),
+        ("Should I never feed it?", "Should I not feed it?"),
+        ("sugar free cake", "sugar cake"),
+        ("dont mix them", "mix them"),
+        ("events since 2010", "events until 2010"),
+        ("Is it rarely fatal?", "Is it often fatal?"),
+        ("Backe glutenfreies Brot", "Backe Brot"),
+        ("Welche Pilze sind giftig?", "Welche Pilze sind nicht giftig?"),
+        ("Alle Länder außer Polen", "Alle Länder und Polen"),
+        ("Wie alt sind einundzwanzig Hunde?", "Wie alt sind zweiundzwanzig Hunde?"),
+        ("Wie kann ich es einschalten?", "Wie kann ich es ausschalten?"),
+        ("Soll ich vor dem Essen baden?", "Soll ich nach dem Essen baden?"),
+        ("Est-il permis de fumer ?", "N'est-il pas permis de fumer ?"),
+        ("Il ne pleut jamais ici ?", "Il pleut ici ?"),
+        ("Je veux un gâteau avec sucre", "Je veux un gâteau sans sucre"),
+        ("Il faut vingt-deux œufs", "Il faut trente-deux œufs"),
+        ("¿Puedo comerlo crudo?", "¿No puedo comerlo crudo?"),
+        ("Czy to jest dobre?", "Czy to nie jest dobre?"),
+        ("Это возможно?", "Это невозможно?"),
+        ("这是安全的吗", "这不是安全的吗"),
+        ("include the header", "exclude the header"),
+        ("Paris weather", "London weather"),
+        ("Solve for x", "Solve for y"),
+        ("Is C faster than Rust?", "Is C++ faster than Rust?"),
+        ("translate it to french", "translate it to german"),
+        ("what is my name", "what is your name"),
+        ("Who is the king?", "Who was the king?"),
+        ("does a cat eat a mouse", "can a mouse eat a cat"),
     ],
 )
 def test_questions_that_differ_in_a_fact_are_two(one: str, other: str) -> None:
@@ -65,7 +99,12 @@ def test_questions_that_differ_in_a_fact_are_two(one: str, other: str) -> None:
         ("How do I boil an egg?", "how do I boil an egg"),
         ("How do I boil 2 eggs?", "How can I boil 2 eggs?"),
         ("What is the capital city of France?", "Tell me, what is the capital of France?"),
-        ("How do I not burn rice?", "Rice: how do I not burn it?"),
+        ("Why don't cats swim?", "Why do cats not swim?"),
+        ("What's the capital of France?", "What is the capital city of France?"),
+        ("What is the temperature of the sun?", "What temperature does the sun have?"),
+        ("Explain tides in simple words", "Describe tides in simple words, please"),
+        ("Wie koche ich Eier?", "Wie kann ich Eier kochen?"),
+        ("Comment faire cuire un œuf ?", "Comment cuire un œuf ?"),
         ("Room \u0663", "room 3"),
     ],
 )
@@ -163,13 +202,13 @@ def test_other_adapters_and_weights_make_another_scope(tmp_path: Path) -> None:
 
 
 def test_the_threshold_keeps_the_rate_of_false_hits() -> None:
-    vectors = {"a": vector(1, 0), "b": vector(1, 0.1), "c": vector(1, 0.5), "d": vector(1, 1)}
-    vectors |= {"e 1": vector(1, 0), "e 2": vector(1, 0)}
+    vectors = {"ash": vector(1, 0), "beech": vector(1, 0.1), "cedar": vector(1, 0.5), "dogwood": vector(1, 1)}
+    vectors |= {"elm 1": vector(1, 0), "elm 2": vector(1, 0)}
     pairs = [
-        QuestionPair("a", "b", True),
-        QuestionPair("a", "c", False),
-        QuestionPair("a", "d", True),
-        QuestionPair("e 1", "e 2", False),
+        QuestionPair("ash", "beech", True),
+        QuestionPair("ash", "cedar", False),
+        QuestionPair("ash", "dogwood", True),
+        QuestionPair("elm 1", "elm 2", False),
     ]
     found = measure(pairs, lambda texts: np.array([vectors[text] for text in texts]), 0.0)
     assert 0.8944 < found.threshold < 0.8947
