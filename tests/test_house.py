@@ -111,6 +111,11 @@ def test_documents_link_to_files_that_exist() -> None:
             assert (document.parent / target).exists(), f"{relative(document)} links to {target}"
 
 
+def test_tables_of_documents_have_a_line_for_each_row() -> None:
+    """Wrapping a page's lines would turn its tables into text."""
+    assert not [path for path in DOCUMENTS if "| |---" in path.read_text(encoding="utf-8")]
+
+
 def test_architecture_page_names_real_files() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     for name in set(re.findall(rf"`((?:{'|'.join(PACKAGES)}|tests|benchmarks)/[\w/.-]+)`", text)):

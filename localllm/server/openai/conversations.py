@@ -70,8 +70,7 @@ async def response(response_id: str, http: Request, stream: bool = False) -> Obj
 async def forget(response_id: str, http: Request) -> Object:
     """Delete a stored response."""
     stored, user = stored_of(http)
-    stored.response(user, response_id)
-    stored.remove(user, response_id)
+    stored.remove(user, "response", response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -154,8 +153,7 @@ async def change(conversation_id: str, body: ConversationBody, http: Request) ->
 async def end(conversation_id: str, http: Request) -> Object:
     """Delete a conversation."""
     stored, user = stored_of(http)
-    stored.conversation(user, conversation_id)
-    stored.remove(user, conversation_id)
+    stored.remove(user, "conversation", conversation_id)
     return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
 

@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from localllm.server.bodies import Object
 from localllm.server.errors import ApiError
@@ -34,6 +34,10 @@ class _Entry:
     own: int = 0
 
 
+# A user, what is kept, and its id. Clients choose ids of items, so an item may be called like a response.
+_Key = tuple[str, Literal["response", "conversation", "item"], str]
+
+
 class Stored:
     """What is kept, by id, separate for each user; evicts the oldest. Use it on the event loop.
 
@@ -43,7 +47,7 @@ class Stored:
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
         self._max_chars = max_chars
         self._chars = 0
-        self._found: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._found: OrderedDict[_Key, _Entry] = OrderedDict()
 
     def keep(self, user: str, response: Object, asked: Sequence[Object], new: int, conversation: str | None) -> None:
         """Keep a response. asked: the items of its conversation, of which the last `new` are this request's.
@@ -52,39 +56,42 @@ class Stored:
         """
         added = [*asked[len(asked) - new :], *response["output"]]
         for item in added:
-            self._put((user, str(item["id"])), _Entry([item], 0))
+            self._put((user, "item", str(item["id"])), _Entry([item], 0))
         chars = len(json.dumps([added, {**response, "output": []}]))
         items = [*asked, *response["output"]]
-        self._put((user, response["id"]), _Entry(items, chars, response, len(asked), len(asked) - new))
-        if conversation and (entry := self._found.get((user, conversation))):
-            self._put((user, conversation), _Entry([*entry.items, *added], entry.chars + chars, entry.about))
+        self._put((user, "response", response["id"]), _Entry(items, chars, response, len(asked), len(asked) - new))
+        key: _Key = (user, "conversation", conversation or "")
+        if entry := self._found.get(key):
+            self._put(key, _Entry([*entry.items, *added], entry.chars + chars, entry.about))
         self._evict()
 
     def expanded(
         self, user: str, given: Sequence[Object], previous: str | None, conversation: str | None = None
     ) -> list[Object]:
         """The items of a conversation, with references resolved. Raises ApiError 400 for an item that is not kept."""
-        found = list(self._referred(user, previous, "previous_response_not_found")) if previous else []
+        found: list[Object] = []
+        if previous:
+            found += self._referred((user, "response", previous), "previous_response_not_found")
         if conversation:
-            found = list(self.conversation(user, conversation).items)
+            found += self.conversation(user, conversation).items
         for item in given:
             names = item.get("type") == "item_reference" or item.keys() == {"id"}
-            found += self._referred(user, str(item.get("id"))) if names else [item]
+            found += self._referred((user, "item", str(item.get("id")))) if names else [item]
         return found
 
     def response(self, user: str, identity: str) -> _Entry:
         """A response."""
-        return self._known(user, identity, "response")
+        return self._known((user, "response", identity))
 
     def conversation(self, user: str, identity: str) -> _Entry:
         """A conversation."""
-        return self._known(user, identity, "conversation")
+        return self._known((user, "conversation", identity))
 
     def begin(self, user: str, items: Sequence[Object], metadata: Mapping[str, Any]) -> Object:
         """Keep a new conversation, and tell of it."""
         identity = f"conv_{secrets.token_hex(16)}"
         about = {"id": identity, "object": "conversation", "created_at": int(time.time()), "metadata": dict(metadata)}
-        self._put((user, identity), _Entry([], len(json.dumps(about)), about))
+        self._put((user, "conversation", identity), _Entry([], len(json.dumps(about)), about))
         self.add(user, identity, items)
         return about
 
@@ -92,9 +99,9 @@ class Stored:
         """Add items to a conversation. Returns them with their ids."""
         entry, added = self.conversation(user, identity), [with_id(item) for item in items]
         for item in added:
-            self._put((user, str(item["id"])), _Entry([item], 0))
+            self._put((user, "item", str(item["id"])), _Entry([item], 0))
         chars = entry.chars + len(json.dumps(added))
-        self._put((user, identity), _Entry([*entry.items, *added], chars, entry.about))
+        self._put((user, "conversation", identity), _Entry([*entry.items, *added], chars, entry.about))
         self._evict()
         return added
 
@@ -102,29 +109,30 @@ class Stored:
         """Remove an item from a conversation, and tell of the conversation."""
         entry = self.conversation(user, identity)
         entry.items = [one for one in entry.items if one["id"] != item]
-        self._found.pop((user, item), None)
+        self._found.pop((user, "item", item), None)
         return entry.about
 
-    def remove(self, user: str, identity: str) -> None:
+    def remove(self, user: str, kind: Literal["response", "conversation"], identity: str) -> None:
         """Remove a response or conversation, and the items that it brought."""
-        entry = self._found.pop((user, identity))
+        entry = self._known(key := (user, kind, identity))
         self._chars -= entry.chars
+        del self._found[key]
         for item in entry.items[entry.own :]:
-            self._found.pop((user, str(item["id"])), None)
+            self._found.pop((user, "item", str(item["id"])), None)
 
-    def _known(self, user: str, identity: str, kind: str) -> _Entry:
-        entry = self._found.get((user, identity))
-        if entry is None or entry.about.get("object") != kind:
+    def _known(self, key: _Key) -> _Entry:
+        if (entry := self._found.get(key)) is None:
+            _, kind, identity = key
             raise ApiError(404, f"{kind} {identity[:64]!r} not found; it was not stored, is deleted, or was evicted")
         return entry
 
-    def _referred(self, user: str, identity: str, code: str | None = None) -> list[Object]:
-        entry = self._found.get((user, identity))
-        if entry is None:
-            raise ApiError(400, f"{identity[:64]} is not stored here, or no longer; send the whole conversation", code)
+    def _referred(self, key: _Key, code: str | None = None) -> list[Object]:
+        if (entry := self._found.get(key)) is None:
+            identity = key[-1][:64]
+            raise ApiError(400, f"{identity} is not stored here, or no longer; send the whole conversation", code)
         return entry.items
 
-    def _put(self, key: tuple[str, str], entry: _Entry) -> None:
+    def _put(self, key: _Key, entry: _Entry) -> None:
         before = self._found.pop(key, None)
         self._chars += entry.chars - (before.chars if before else 0)
         self._found[key] = entry

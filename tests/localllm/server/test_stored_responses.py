@@ -1,6 +1,7 @@
 """Stored responses, conversations, compaction, and what /v1/responses echoes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -171,3 +172,104 @@ def test_what_is_stored_is_bounded_and_apart_for_each_user() -> None:
     begun = stored.begin("alice", [{"role": "user", "content": "y" * 9000}], {})
     with pytest.raises(ApiError):
         stored.conversation("alice", begun["id"])
+
+
+def test_an_items_id_may_be_that_of_a_response_or_conversation(gpt: openai.OpenAI, http: httpx.Client) -> None:
+    """Clients choose the ids of items. Neither takes the other's place, also when the item is deleted."""
+    kept = gpt.responses.create(model="scripted", input="Hi")
+    begun = gpt.conversations.create()
+    named: Any = [{"id": one, "role": "user", "content": "Me too."} for one in (kept.id, begun.id)]
+    gpt.conversations.items.create(begun.id, items=named)
+    assert gpt.responses.retrieve(kept.id).id == kept.id
+    assert [item.id for item in gpt.conversations.items.list(begun.id, order="asc")] == [kept.id, begun.id]
+    for one in (kept.id, begun.id):
+        assert http.delete(f"/v1/conversations/{begun.id}/items/{one}").status_code == 200
+    assert gpt.responses.retrieve(kept.id) and gpt.conversations.retrieve(begun.id)
+    with pytest.raises(openai.BadRequestError, match="not stored here"):
+        gpt.responses.create(model="scripted", input="Hi", previous_response_id=begun.id)
+    gpt.responses.delete(kept.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.conversations.delete(kept.id)
+
+
+def test_pages_of_items(gpt: openai.OpenAI, http: httpx.Client) -> None:
+    said: Any = [{"role": "user", "content": f"Line {number}."} for number in range(7)]
+    begun = gpt.conversations.create(items=said)
+    path = f"/v1/conversations/{begun.id}/items"
+    for order, wanted in (("asc", list(range(7))), ("desc", list(range(6, -1, -1)))):
+        found: list[Any] = []
+        pages = 0
+        for page in gpt.conversations.items.list(begun.id, order=order, limit=3).iter_pages():  # type: ignore[arg-type]
+            found += page.data
+            pages += 1
+        assert [item.content[0].text for item in found] == [f"Line {number}." for number in wanted] and pages == 3
+    whole = http.get(path, params={"limit": 100}).json()
+    assert (whole["has_more"], whole["first_id"], whole["last_id"]) == (False, found[0].id, found[-1].id)
+    end = http.get(path, params={"order": "asc", "after": whole["first_id"]}).json()
+    assert (end["data"], end["has_more"]) == ([], False)
+    gpt.conversations.items.delete(whole["data"][3]["id"], conversation_id=begun.id)
+    assert len(http.get(path).json()["data"]) == 6
+    gone = {"after": whole["data"][3]["id"]}
+    for wrong in ({"limit": 101}, {"limit": -1}, {"limit": "x"}, {"order": ""}, gone):
+        refused = http.get(path, params=wrong)
+        assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_nobody_else_reads_or_deletes_what_a_user_stores(start_server: StartServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice: one-key-of-some-length\nbob: another-key-of-some-length\n")
+    keys.chmod(0o600)
+    path = write_scripted_model(tmp_path / "scripted.gguf", {"plain": ANSWER})
+    with start_server("--model", str(path), "--api-key-file", str(keys), models=()) as server:
+        alice, bob = (
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key=f"{key}-key-of-some-length", max_retries=0)
+            for key in ("one", "another")
+        )
+        with alice, bob:
+            kept = alice.responses.create(model="scripted", input="My secret is blue.")
+            begun = alice.conversations.create(items=[{"role": "user", "content": "It is red, too."}])
+            (item,) = alice.conversations.items.list(begun.id).data
+            reference: Any = [{"type": "item_reference", "id": item.id}]
+            missing: list[Callable[[], object]] = [
+                lambda: bob.responses.retrieve(kept.id),
+                lambda: bob.responses.delete(kept.id),
+                lambda: bob.responses.cancel(kept.id),
+                lambda: bob.responses.input_items.list(kept.id),
+                lambda: bob.conversations.retrieve(begun.id),
+                lambda: bob.conversations.update(begun.id, metadata={}),
+                lambda: bob.conversations.delete(begun.id),
+                lambda: bob.conversations.items.list(begun.id),
+                lambda: bob.conversations.items.create(begun.id, items=[{"role": "user", "content": "x"}]),
+                lambda: bob.conversations.items.retrieve(item.id or "", conversation_id=begun.id),
+                lambda: bob.conversations.items.delete(item.id or "", conversation_id=begun.id),
+                lambda: bob.responses.create(model="scripted", input="x", conversation=begun.id),
+            ]
+            for call in missing:
+                with pytest.raises(openai.NotFoundError, match="not found"):
+                    call()
+            unknown: list[Callable[[], object]] = [
+                lambda: bob.responses.create(model="scripted", input="x", previous_response_id=kept.id),
+                lambda: bob.responses.compact(model="scripted", previous_response_id=kept.id),
+                lambda: bob.responses.create(model="scripted", input=reference),
+            ]
+            for call in unknown:
+                with pytest.raises(openai.BadRequestError, match="not stored here"):
+                    call()
+            assert alice.responses.retrieve(kept.id).id == kept.id
+            assert alice.conversations.items.list(begun.id).data == [item]
+
+
+def test_a_compacted_conversation_is_compacted_again(gpt: openai.OpenAI) -> None:
+    items: list[Any] = [
+        {"role": "user", "content": "What is in the box?"},
+        {"type": "function_call", "call_id": "c1", "name": "open", "arguments": '{"box": 1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "a ball"},
+        {"role": "developer", "content": "Answer in French."},
+        {"role": "user", "content": "And in the other?"},
+    ]
+    once = gpt.responses.compact(model="scripted", input=items)
+    assert [item.type for item in once.output] == ["message", "message", "compaction"]
+    whole: list[Any] = [item.to_dict(warnings=False) for item in once.output]
+    twice = gpt.responses.compact(model="scripted", input=[*whole, {"role": "user", "content": "Go on."}])
+    assert [item.type for item in twice.output] == ["message"] * 3 + ["compaction"]
+    assert len({item.id for item in (*once.output, *twice.output)}) == 5  # those of messages stay
