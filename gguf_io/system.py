@@ -16,7 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 if sys.platform == "win32":
     from gguf_io import windows
@@ -32,6 +33,10 @@ _DEVICE = re.compile(
 )
 _MOST_FILES = 65536
 _PATIENCE_S = 2.0
+_INTERRUPTED_S = 0.1
+
+
+Item = TypeVar("Item")
 
 
 class NotRegularError(OSError):
@@ -156,6 +161,14 @@ def will_read(fd: int, offset: int, size: int) -> None:
     """Ask the system to read ahead, where it can be asked."""
     if sys.platform == "linux":
         os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def lengthen(fd: int, size: int) -> None:
+    """Give a new file a size that it does not fill; what is not written takes no disk space where that can be."""
+    if sys.platform == "win32":
+        with contextlib.suppress(OSError):  # FAT has no such files
+            windows.make_sparse(fd)
+    os.ftruncate(fd, size)
 
 
 def sync_file(fd: int) -> None:
@@ -308,6 +321,14 @@ def can_name_file(name: str, on_windows: bool = sys.platform == "win32") -> bool
 def same_place(first: Path, second: Path) -> bool:
     """Whether two paths are equal or lead to the same existing file or folder, as names in other cases may."""
     return first == second or (os.path.exists(first) and os.path.exists(second) and os.path.samefile(first, second))
+
+
+def next_of(queue: "SimpleQueue[Item]") -> Item:
+    """A queue's next item, which is waited for. Ctrl-C ends the wait, for which Windows needs short ones."""
+    while sys.platform == "win32":
+        with contextlib.suppress(Empty):
+            return queue.get(timeout=_INTERRUPTED_S)
+    return queue.get()
 
 
 def lower_thread_priority() -> None:

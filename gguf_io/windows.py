@@ -23,6 +23,7 @@ _THREAD_PRIORITY_LOWEST = -2
 
 _DELETE, _SYNCHRONIZE = 0x10000, 0x100000
 _RENAME_EX, _REPLACE_IF_EXISTS, _POSIX_SEMANTICS = 22, 1, 2  # FileRenameInfoEx
+_SET_SPARSE = 0x900C4  # FSCTL_SET_SPARSE
 _EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
 _LIMIT_PROCESS_TIME, _LIMIT_ACTIVE_PROCESS, _LIMIT_PROCESS_MEMORY = 0x2, 0x8, 0x100
 _KILL_ON_JOB_CLOSE = 0x2000
@@ -57,6 +58,9 @@ _create_file = _declared(_kernel32, "CreateFileW", _HANDLE, _TEXT, _DWORD, _DWOR
 _read_file = _declared(_kernel32, "ReadFile", _BOOL, _HANDLE, _ADDRESS, _DWORD, _ADDRESS, _ADDRESS)
 _write_file = _declared(_kernel32, "WriteFile", _BOOL, _HANDLE, _ADDRESS, _DWORD, _ADDRESS, _ADDRESS)
 _close_handle = _declared(_kernel32, "CloseHandle", _BOOL, _HANDLE)
+_control_file = _declared(
+    _kernel32, "DeviceIoControl", _BOOL, _HANDLE, _DWORD, _ADDRESS, _DWORD, _ADDRESS, _DWORD, _ADDRESS, _ADDRESS
+)
 _current_thread = _declared(_kernel32, "GetCurrentThread", _HANDLE)
 _current_process = _declared(_kernel32, "GetCurrentProcess", _HANDLE)
 _set_thread_priority = _declared(_kernel32, "SetThreadPriority", _BOOL, _HANDLE, ctypes.c_int)
@@ -140,6 +144,13 @@ def replace_open(source: str, target: str) -> None:
         _close_handle(handle)
 
 
+def make_sparse(fd: int) -> None:
+    """Let what is not written of a file take no disk space. Raises OSError where the file system cannot, as FAT."""
+    count = wintypes.DWORD()
+    if not _control_file(msvcrt.get_osfhandle(fd), _SET_SPARSE, None, 0, None, 0, ctypes.byref(count), None):
+        raise _error()
+
+
 def lower_thread_priority() -> None:
     """Let the calling thread run only when others do not need the processor much."""
     _set_thread_priority(_current_thread(), _THREAD_PRIORITY_LOWEST)
@@ -201,8 +212,11 @@ class Job:
         return process
 
     def add_this_process(self, memory_bytes: int) -> None:
-        """Make this process the only member, and bound its memory: allocations beyond it fail."""
-        self._limits.flags |= _LIMIT_PROCESS_MEMORY | _LIMIT_ACTIVE_PROCESS
+        """Make this process the only member, and bound its memory: allocations beyond it fail.
+
+        Closing the job, as the system does while the process ends, then does not kill it: Wine 8's server would crash.
+        """
+        self._limits.flags = _LIMIT_PROCESS_MEMORY | _LIMIT_ACTIVE_PROCESS
         self._limits.process_memory, self._limits.most_processes = memory_bytes, 1
         self._set()
         self._add(_current_process())
@@ -233,7 +247,7 @@ class Job:
             raise _error()
 
 
-_own_job: list[Job] = []  # kept, because closing it would end this process
+_own_job: list[Job] = []
 
 
 def confine(memory_bytes: int) -> None:

@@ -28,10 +28,15 @@ def _can_link() -> bool:
     return False
 
 
-needs_links = pytest.mark.skipif(not _can_link(), reason="symbolic links cannot be made here, as on Wine")
+CAN_LINK = _can_link()
+needs_links = pytest.mark.skipif(not CAN_LINK, reason="symbolic links cannot be made here, as on Wine")
 needs_named_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
 needs_commands = pytest.mark.skipif(shutil.which("sleep") is None, reason="there are no commands ls, touch and sleep")
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot interrupt a process by a signal")
+
+
+CACHE = Path("localllm", "Cache") if sys.platform == "win32" else Path("localllm")
+"""Where caches are, below the folder of `own_places`."""
 
 
 def own_places(folder: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf_io.system import make_folder
+from gguf_io.system import can_name_file, make_folder
 from localllm.chats.parameters import NAMES, Parameters
 from localllm.errors import RequestError
 from localllm.files import listed, read_text
@@ -126,7 +126,10 @@ def _as_toml(value: Any) -> str:
 def _path(kind: str, name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise RequestError(f"{shortened(name)!r} is not a valid name: use letters, digits and _ . -, at most 64.")
-    return folder_of(kind) / f"{name}{_ENDINGS[kind]}"
+    file = f"{name}{_ENDINGS[kind]}"
+    if not can_name_file(file):
+        raise RequestError(f"{name!r} is not a valid name on Windows, which reserves it. Use another one.")
+    return folder_of(kind) / file
 
 
 def _existing(kind: str, name: str) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+from gguf_io.system import next_of
 from localllm.engine.request import Counts, FinishReason, Progress, StopScope, Timings, TokenEvent, TokenLogprob
 
 CAPACITY = 256
@@ -116,7 +117,7 @@ class EventStream(Generic[EventT]):
             with self._lock:
                 waits = self._waiting = not (self._events or self._finished)
             if waits:
-                self._bell.get()
+                next_of(self._bell)
             yield from self.poll()
             if self._finished and not self._events:
                 return

@@ -119,7 +119,7 @@ def started(server: LocalServer, model: str, ctx: int | None, log: Path) -> Iter
         due = time.monotonic() + START_S
         while not server.runs():
             if process.poll() is not None or time.monotonic() > due:
-                lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
                 raise RequestError(f"The server does not start: {lines[-1].removeprefix('error: ')}")
             time.sleep(_POLL_S)
         yield

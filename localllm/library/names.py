@@ -100,7 +100,7 @@ class ModelName:
     @classmethod
     def from_folders(cls, host: str, namespace: str, model: str, tag: str) -> Self:
         """The name whose `folders` these are. Raises LibraryError if there is none."""
-        return cls(model, tag, namespace, host.replace(_COLON, ":"))
+        return cls(model, tag, namespace, host_of(host))
 
     def tagged(self, tag: str) -> Self:
         """The same model under another tag."""
@@ -110,6 +110,11 @@ class ModelName:
         if self.host != OLLAMA_HOST:
             return f"{self.host}/{self.repository}:{self.tag}"
         return f"{self.model if self.namespace == DEFAULT_NAMESPACE else self.repository}:{self.tag}"
+
+
+def host_of(folder: str) -> str:
+    """The host whose manifests are in a folder of this name."""
+    return folder.replace(_COLON, ":")
 
 
 def canonical_host(host: str) -> str:

@@ -41,13 +41,17 @@ class PartialFile:
         self._hash = hashlib.sha256()
         self._hashed_chunks = 0
         self._fd = open_own(self._path, new=False)
-        self._have = self._noted()
-        if not any(self._have):
-            # Never overwrite it: it may be a hard link to a file that belongs to somebody else.
-            os.close(self._fd)
-            self._path.unlink()
-            self._fd = open_own(self._path, new=True)
-        os.ftruncate(self._fd, size)
+        try:
+            self._have = self._noted()
+            if not any(self._have):
+                # Never overwrite it: it may be a hard link to a file that belongs to somebody else.
+                self.close()
+                self._path.unlink()
+                self._fd = open_own(self._path, new=True)
+            os.ftruncate(self._fd, size)
+        except BaseException:
+            self.close()
+            raise
 
     def missing(self) -> list[int]:
         """The chunks that are not complete, in order."""

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import httpx2
 
 from gguf_io.header import MAX_HEADER_BYTES, read_header
+from gguf_io.system import lengthen
 from localllm.errors import reason
 from localllm.library import hub
 from localllm.library.errors import LibraryError, PullError
@@ -68,9 +69,9 @@ def every_preview(name: str, tell: Callable[[str], None] = lambda _what: None) -
 
 def _preview(client: httpx2.Client, plan: PullPlan, folder: Path, tell: Callable[[str], None]) -> Preview:
     parts = [file for file in plan.files if file.kind == "model"]
-    stem = (plan.title or f"{plan.name.model}-{plan.name.tag}").replace("/", "-")
-    names = [f"{stem}-{number:05}-of-{len(parts):05}.gguf" for number in range(1, len(parts) + 1)]
-    paths = [folder / name for name in (names if len(parts) > 1 else [f"{stem}.gguf"])]
+    # Names of the host's files could lead elsewhere: on Windows, backslashes and colons do.
+    names = [f"model-{number:05}-of-{len(parts):05}.gguf" for number in range(1, len(parts) + 1)]
+    paths = [folder / name for name in (names if len(parts) > 1 else ["model.gguf"])]
     for part, path in zip(parts, paths, strict=True):
         tell(f"reading the header of {part.what}")
         _write_stand_in(_Beginning(client, part), path)
@@ -117,7 +118,8 @@ def _write_stand_in(beginning: _Beginning, path: Path) -> None:
     try:
         with path.open("xb") as file:
             file.write(beginning.data[: header.nbytes])
-            file.truncate(beginning.file.size)
+            file.flush()
+            lengthen(file.fileno(), beginning.file.size)
     except OSError as error:
         raise PullError(
             f"{path}: the header cannot be written: {reason(error)}. Set TMPDIR to another folder."

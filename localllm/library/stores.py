@@ -15,7 +15,7 @@ from gguf_io.system import open_regular
 from localllm.library.entry import LibraryModel, Source
 from localllm.library.errors import LibraryError, unreadable_folder, warn_once
 from localllm.library.manifest import KINDS, blob_files, manifest_files, read_manifest
-from localllm.library.names import ModelName
+from localllm.library.names import ModelName, host_of
 
 
 class UnusableError(LibraryError):
@@ -38,7 +38,7 @@ def stored_models(
             name = ModelName.from_folders(host, namespace, model, tag)
             manifest = read_manifest(path, own=source is Source.OWN)
         except LibraryError as error:
-            report(UnusableError(f"{host}/{namespace}/{model}:{tag}", source, str(error)))
+            report(UnusableError(f"{host_of(host)}/{namespace}/{model}:{tag}", source, str(error)))
             continue
         blobs, layers = root / "blobs", manifest.of_kind("model")
         if manifest.link is None and not layers:

@@ -1,13 +1,17 @@
 """Files, folders and processes: the same contracts on every system."""
 
+import _thread
 import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -20,6 +24,8 @@ from gguf_io.system import (
     can_name_file,
     disk_bytes,
     is_private,
+    lengthen,
+    next_of,
     open_own,
     open_regular,
     read_at,
@@ -83,6 +89,33 @@ def test_bytes_are_written_and_read_at_offsets_by_many_threads(tmp_path: Path) -
         assert bytes(room) == b"\0\0" + pieces[0][:2] + pieces[4096][:1] + b"\0\0\0"
     finally:
         os.close(fd)
+
+
+def test_a_lengthened_file_reads_as_zeros_where_nothing_was_written(tmp_path: Path) -> None:
+    fd = open_own(tmp_path / "header", new=True)
+    try:
+        write_at(fd, b"header", 0)
+        lengthen(fd, 1 << 30)
+        assert bytes_at(fd, 8, 0) == b"header\0\0" and bytes_at(fd, 8, (1 << 30) - 4) == b"\0\0\0\0"
+        if sys.platform != "win32":  # which does not tell
+            assert disk_bytes(os.fstat(fd)) < 1 << 20
+    finally:
+        os.close(fd)
+
+
+def test_ctrl_c_ends_the_wait_for_an_item() -> None:
+    if sys.platform == "win32":
+        interrupt = _thread.interrupt_main
+    else:
+        interrupt = partial(signal.pthread_kill, threading.main_thread().ident, signal.SIGINT)
+    queue: SimpleQueue[int] = SimpleQueue()
+    sent = threading.Timer(0.05, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sent.start()
+        next_of(queue)
+    sent.join()
+    queue.put(7)
+    assert next_of(queue) == 7
 
 
 def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:

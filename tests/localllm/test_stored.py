@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from localllm.cli.main import application
-from tests.systems import use_own_places
+from tests.systems import CACHE, CAN_LINK, use_own_places
 
 
 @pytest.fixture
@@ -35,32 +35,33 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
         "models": kept(home / "localllm/models/blobs/sha256-1"),
         "unfinished": kept(home / "localllm/models/partial/sha256-2.part"),
         "kernels": kept(home / "compiled/localllm-kernels" / ("ab" * 12) / "dot.kernel"),
-        "kv": kept(home / "localllm/kv" / ("0f" * 16) / f"{'1' * 32}.{'2' * 32}.kv"),
-        "images": kept(home / "localllm/images" / f"{'ef' * 16}.image"),
-        "packed": kept(home / "localllm/packed" / f"{'cd' * 16}.packed"),
+        "kv": kept(home / CACHE / "kv" / ("0f" * 16) / f"{'1' * 32}.{'2' * 32}.kv"),
+        "images": kept(home / CACHE / "images" / f"{'ef' * 16}.image"),
+        "packed": kept(home / CACHE / "packed" / f"{'cd' * 16}.packed"),
         "documents": kept(home / "localllm/documents" / f"{'ab' * 16}.db"),
         "chats": kept(home / "localllm/sessions.db"),
-        "answers": kept(home / "localllm/semantic.db"),
+        "answers": kept(home / CACHE / "semantic.db"),
         "changes": kept(home / "localllm/changes.db"),
         "speeds": kept(home / "localllm/speeds.json"),
         "agents": kept(home / "localllm/agents/claude/request.json"),
         "settings": kept(home / "localllm/config.toml"),
     }
-    trunk = kept(home / "localllm/kv" / ("0f" * 16) / f"{'3' * 32}.trunk")
-    pin = kept(home / "localllm/kv" / ("0f" * 16) / f"{'4' * 32}.pin")
+    trunk = kept(home / CACHE / "kv" / ("0f" * 16) / f"{'3' * 32}.trunk")
+    pin = kept(home / CACHE / "kv" / ("0f" * 16) / f"{'4' * 32}.pin")
     strange = [
         kept(home / "compiled/localllm-kernels/mine/photo"),
-        kept(home / "localllm/kv/notes"),
-        kept(home / "localllm/images/holiday.image"),
-        kept(home / "localllm/packed/a.packed"),
+        kept(home / CACHE / "kv" / "notes"),
+        kept(home / CACHE / "images" / "holiday.image"),
+        kept(home / CACHE / "packed" / "a.packed"),
     ]
     strange += [
         kept(home / "localllm/documents/thesis.db"),
         kept(home / "compiled/localllm-kernels" / ("cd" * 12) / "photo"),
-        kept(home / "localllm/kv" / ("0e" * 16) / "tax.kv"),
+        kept(home / CACHE / "kv" / ("0e" * 16) / "tax.kv"),
     ]
     outside = kept(home / "outside" / "dot.kernel")
-    (home / "compiled/localllm-kernels" / ("ef" * 12)).symlink_to(outside.parent)
+    if CAN_LINK:
+        (home / "compiled/localllm-kernels" / ("ef" * 12)).symlink_to(outside.parent)
     before = shown()
     assert before.keys() == places.keys() and min(before.values()) > 0
     caches = ("kernels", "kv", "images", "packed", "documents")

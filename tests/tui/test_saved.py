@@ -2,6 +2,7 @@
 
 import asyncio
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.widgets import Static
 
+from gguf_io.system import can_name_file
+from localllm.chats import saved
 from localllm.chats.parameters import Parameters
 from localllm.chats.saved import _as_toml, folder_of, read_persona, read_prompt, save_persona, save_prompt, saved_names
 from localllm.errors import RequestError
@@ -77,6 +80,16 @@ def test_names_are_checked_and_nothing_is_written_over() -> None:
     with pytest.raises(RequestError, match="Nothing differs"):
         save_persona("clerk", DEFAULTS, DEFAULTS, "tiny")
     assert saved_names("prompt") == ["daily"]
+
+
+@pytest.mark.parametrize("name", ["con", "NUL", "aux.2024", "com1"])
+def test_names_that_windows_reserves_are_refused_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved, "can_name_file", partial(can_name_file, on_windows=True))
+    with pytest.raises(RequestError, match="Windows"):
+        save_prompt(name, "text")
+    with pytest.raises(RequestError, match="Windows"):
+        read_persona(name)
+    save_prompt(f"my-{name}", "text")
 
 
 def read_prompt_after_saving(name: str, text: str) -> str:

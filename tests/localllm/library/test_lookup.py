@@ -16,6 +16,7 @@ from localllm.settings import Settings
 from tests.localllm.library.conftest import write_file, write_hugging_face_model, write_ollama_model
 from tests.models.encoders import ENCODERS
 from tests.models.synthetic import write
+from tests.systems import needs_links
 
 SETTINGS = Settings()
 
@@ -54,7 +55,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int, str]]:
 def test_names_find_models_of_other_programs(full_home: Path, name: str, source: Source, end: str) -> None:
     model = find(name, SETTINGS)
     assert model.source == source
-    assert end in str(model.path)
+    assert end in model.path.as_posix()
     assert model.path.is_file()
 
 
@@ -143,6 +144,7 @@ def test_a_damaged_lm_studio_pointer_does_not_hide_other_models(full_home: Path)
     assert len(list(users_models(SETTINGS))) == 6
 
 
+@needs_links
 def test_linked_folders_of_manifests_are_followed(full_home: Path) -> None:
     manifests = full_home / ".ollama/models/manifests"
     (manifests / "registry.ollama.ai").rename(full_home / "moved")
@@ -165,7 +167,7 @@ def test_damaged_manifests_do_not_hide_other_models(
         write_file(ollama / f"manifests/registry.ollama.ai/library/bad/{number}", data)
     assert len(list(users_models(SETTINGS))) == before
     assert len(caplog.records) == len(bad)
-    assert all("bad/" in record.getMessage() for record in caplog.records)
+    assert all("bad" in record.getMessage() for record in caplog.records)
 
 
 def test_a_manifest_of_another_program_cannot_link_to_a_file(home: Path, tiny_gguf: bytes) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gguf_io.interruption import POLL_S
 from localllm.front.options import COMPUTING, AsJson, model_names, numbers, setting_flags, with_flags
 from localllm.front.pulling import obtain
 from localllm.front.terminal import ExitCode, StatusLine, answer, note
@@ -56,6 +57,8 @@ def bench(
     with ThreadPoolExecutor(1, "bench") as worker, StatusLine() as status:
         measuring = worker.submit(_measure, model, settings, counts, request, status)
         try:
+            while not measuring.done():
+                wait([measuring], POLL_S)  # Ctrl-C does not end a longer wait on Windows
             report = measuring.result()
         except KeyboardInterrupt:
             status.clear()

@@ -42,9 +42,12 @@ def call(tools: Toolbox, name: str, **arguments: Any) -> str:
     return tools.plan(ToolCall(name, arguments)).result(NEVER)
 
 
-@needs_links
 @pytest.mark.parametrize(
-    "path", ["../secret.txt", "out/secret.txt", "link.txt", "src/../../secret.txt", "/etc/passwd", "a\0b", "out"]
+    "path",
+    [
+        *("../secret.txt", "src/../../secret.txt", "/etc/passwd", "a\0b"),
+        *(pytest.param(path, marks=needs_links) for path in ("out/secret.txt", "link.txt", "out")),
+    ],
 )
 @pytest.mark.parametrize("tool", ["read_file", "list_files", "search_files", "edit_file"])
 def test_nothing_outside_the_folder_is_reached(tools: Toolbox, home: Path, tool: str, path: str) -> None:
@@ -92,6 +95,15 @@ def test_hidden_files_are_read_only_when_asked_for_one_by_one(tools: Toolbox, ho
     assert not approvals.allow(secret)
 
 
+def _missing() -> str:
+    """The system's words for a file that is not there."""
+    try:
+        os.lstat("there is no such file")
+    except OSError as error:
+        return str(error.strerror)
+    raise AssertionError
+
+
 def test_reading_listing_and_searching(tools: Toolbox, home: Path) -> None:
     (home / "long.txt").write_text("".join(f"line {number}\n" for number in range(1, 1001)))
     assert call(tools, "read_file", path="src/a.py") == "one\ntwo\nthree\n"
@@ -99,7 +111,7 @@ def test_reading_listing_and_searching(tools: Toolbox, home: Path) -> None:
     assert part.startswith("line 700\n") and part.endswith("[lines 700 to 1000 of 1000]")
     assert call(tools, "search_files", text="TWO", pattern="*.py") == "src/a.py:2: two"
     assert call(tools, "list_files", pattern="*.txt") == "long.txt"
-    assert call(tools, "read_file", path="none") == "Error: none: No such file or directory"
+    assert call(tools, "read_file", path="none") == f"Error: none: {_missing()}"
 
 
 @needs_named_pipes
