@@ -407,27 +407,26 @@ def overhead(path: Path) -> None:
 
 def images(path: Path) -> None:
     """An image through a projector: times to encode it and to compute its rows, and the memory of both files."""
-    from tests.gpu_offload import projector_files
     from tests.gpu_offload.projector_runs import see
+    from tests.picture_files import png
+    from tests.projector_files import write_projector
 
     with open_model(path) as model:
         width = model.metadata.get_int(f"{model.architecture}.embedding_length")
     # The shape of Gemma 3's encoder, with fewer layers.
-    shape = {"WIDTH": 1152, "INNER": 4304, "SIDE": 448, "PATCH": 14, "PATCHES": 1024, "LAYERS": 6}
-    for name, size in shape.items():
-        setattr(projector_files, name, size)
+    shape = {"width": 1152, "hidden": 4304, "side": 448, "patch": 14, "layers": 6, "heads": 16, "merge": 4}
     logits = []
     head("layers on GPUs", "rows", "encode ms", "read ms", "GPU planned MiB", "driver MiB")
     with tempfile.TemporaryDirectory() as folder:
-        projector = projector_files.write_projector(Path(folder) / "mmproj.gguf", "gemma3", width=width)
+        projector = write_projector(Path(folder) / "mmproj.gguf", "gemma3", **shape, text=width)
         for layers in layer_counts(path)[::-2]:
             made = planned(path, layers, projector_bytes=projector_bytes(projector))
             before = driver_mib()
             runner = opened(path, made, mmproj=projector)
             assert runner.projector is not None
-            see(runner, projector_files.png(1))
+            see(runner, png(1))
             began = time.perf_counter()
-            pieces = see(runner, projector_files.png(2))
+            pieces = see(runner, png(2))
             encoded = time.perf_counter()
             sequence, at = runner.create_sequence(), 0
             for piece in pieces:

@@ -25,8 +25,8 @@ from gguf_io import open_model
 from gguf_io.interruption import CHECKPOINT
 from models.vision.encoder import ImageEncoder, open_encoder, vision_needs
 from models.vision.layout import ImageLayout
-from tests.models.vision.projectors import write_vision
 from tests.oracle.vision_oracle import LlamaVision
+from tests.projector_files import write_projector
 
 SHAPES = {
     "gemma3": ({"side": 896, "patch": 14, "merge": 4, "width": 1152, "hidden": 4304, "heads": 16}, (896, 896)),
@@ -138,7 +138,7 @@ def main() -> None:
     for kind in arguments.kind:
         shape = SHAPES[kind][0]
         with tempfile.TemporaryDirectory() as folder:
-            path = write_vision(
+            path = write_projector(
                 Path(folder) / "projector.gguf",
                 kind,
                 weights=gguf.GGMLQuantizationType.F16,

@@ -24,7 +24,7 @@ from gguf_io.tokenizer import load_tokenizer
 from localllm.chats import SessionStore
 from localllm.library.names import BUILT_IN
 from localllm.settings import Settings
-from tests.models.vision.projectors import write_vision
+from tests.projector_files import write_projector
 from tui.app import ChatApp
 from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
@@ -97,7 +97,7 @@ async def picture(app: ChatApp, file: Path) -> str:
         return app.export_screenshot()
 
 
-def write_projector(path: Path, model: Path) -> None:
+def write_colours(path: Path, model: Path) -> None:
     """A projector of Gemma 4 12B's type by which a model reads the name of a patch's colour, one of COLOURS.
 
     The mean of each colour goes through the projector's norms; the last layer maps the three results to the names'
@@ -126,14 +126,14 @@ def write_projector(path: Path, model: Path) -> None:
         bias[3], bias[7] = 1, -1
         tensors["mm.input_projection.weight"][...] = words.T @ np.linalg.pinv(np.array(seen).T)
 
-    write_vision(path, "gemma4uv", changed=fill, width=WIDTH, text=words.shape[1], patch=16)
+    write_projector(path, "gemma4uv", changed=fill, width=WIDTH, text=words.shape[1], patch=16)
 
 
 def seeing(folder: Path, model: Path) -> tuple[Path, Path]:
     """The model with its projector in a folder, and a picture of stripes."""
     found, stripes = folder / model.name, folder / "stripes.png"
     found.symlink_to(model)
-    write_projector(folder / f"mmproj-{found.name}", found)
+    write_colours(folder / f"mmproj-{found.name}", found)
     image = Image.new("RGB", (480, 160))
     for number, colour in enumerate(COLOURS.values()):
         image.paste(colour, (160 * number, 0, 160 * (number + 1), 160))

@@ -133,8 +133,11 @@ def _fits(path: Path, model: ModelFile) -> bool:
     try:
         with open_model(path) as file:
             kinds = [file.metadata.get_bool(f"clip.has_{each}_encoder", False) for each in ("vision", "audio")]
-            projection = [tensor for name, tensor in file.tensors.items() if not name.startswith(("v.", "a."))]
-            return file.architecture == "clip" and any(kinds) and any(width in tensor.shape for tensor in projection)
+            # Gemma 3's projection alone is stored with a row for each input.
+            outputs = -1 if "mm.soft_emb_norm.weight" in file.tensors else 0
+            projection = [tensor.shape for name, tensor in file.tensors.items() if not name.startswith(("v.", "a."))]
+            makes = {shape[outputs] for shape in projection if len(shape) > 1}
+            return file.architecture == "clip" and any(kinds) and width in makes
     except ModelFileError as error:
         log.warning("%s is not used: %s", path, error)
         return False

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from gguf_io import pictures
 from gguf_io.errors import PictureError
 from gguf_io.pictures import MAX_BYTES
-from tests.gpu_offload.projector_files import chunk, png
+from tests.picture_files import chunk, png
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PIXELS = np.random.default_rng(3).integers(0, 256, (6, 9, 3), np.uint8)

@@ -11,7 +11,6 @@ from gguf_io.image_rows import ImageRows
 from gpu_offload import loading
 from gpu_offload.errors import LlamaCppError, LlamaCppMemoryError
 from gpu_offload.runner import LlamaCppRunner
-from tests.gpu_offload.projector_files import PATCHES, png, write_projector
 from tests.gpu_offload.projector_runs import (
     append,
     batch_difference,
@@ -21,9 +20,10 @@ from tests.gpu_offload.projector_runs import (
     see,
     whole_prompt,
 )
-from tests.models.vision.projectors import write_vision
 from tests.oracle import llama_oracle
 from tests.oracle.vision_oracle import LlamaVision
+from tests.picture_files import png
+from tests.projector_files import write_projector
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
@@ -63,7 +63,7 @@ def test_logits_after_an_image_are_llama_cpps(path, projector, runner):
     pieces = see(runner, image)
     rows = [piece for piece in pieces if isinstance(piece, ImageRows)]
     is_gemma = "gemma3" in projector.name
-    assert [(len(piece.ids), piece.sees_all) for piece in rows] == [(PATCHES // 4 if is_gemma else PATCHES, is_gemma)]
+    assert [(len(piece.ids), piece.sees_all) for piece in rows] == [(16, is_gemma)]
     assert len(pieces) == (3 if is_gemma else 1)  # Gemma 3's images are enclosed in marks
 
     sequence = runner.create_sequence()
@@ -113,8 +113,8 @@ def test_rows_that_cannot_be_appended_change_nothing(path, projector, runner):
 
 
 def test_projectors_of_other_models_are_refused(path, tmp_path):
-    wide = write_projector(tmp_path / "wide.gguf", width=96)
-    other = write_projector(tmp_path / "other.gguf", architecture="llama")
+    wide = write_projector(tmp_path / "wide.gguf", text=96)
+    other = write_projector(tmp_path / "other.gguf", keys={"general.architecture": "llama"})
     for file, problem in [(wide, "mismatch"), (other, "not a projector"), (path, "not a projector")]:
         with pytest.raises(LlamaCppError, match=problem):
             opened(path, file)
@@ -123,7 +123,7 @@ def test_projectors_of_other_models_are_refused(path, tmp_path):
 
 
 def test_a_sound_is_heard_as_llama_cpp_hears_it(path, tmp_path):
-    projector = write_vision(tmp_path / "mmproj.gguf", "gemma4uv", sound="gemma4ua")
+    projector = write_projector(tmp_path / "mmproj.gguf", "gemma4uv", sound="gemma4ua")
     samples = np.random.default_rng(1).standard_normal(3000).astype(np.float32)
     runner, llama = opened(path, projector), LlamaVision(projector, path)
     try:

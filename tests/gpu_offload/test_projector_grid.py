@@ -9,7 +9,6 @@ import pytest
 from gguf_io.image_rows import ImageRows
 from gpu_offload import loading
 from gpu_offload.runner import LlamaCppRunner
-from tests.gpu_offload.projector_files import png, write_projector, write_qwen2vl
 from tests.gpu_offload.projector_runs import (
     AFTER,
     append,
@@ -22,6 +21,8 @@ from tests.gpu_offload.projector_runs import (
     whole_prompt,
 )
 from tests.oracle import llama_oracle
+from tests.picture_files import png
+from tests.projector_files import write_projector, write_qwen2vl
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 
@@ -35,10 +36,10 @@ def plain_weights(monkeypatch):
 
 @pytest.fixture(scope="module")
 def files(data_dir, tmp_path_factory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("qwen2vl")
+    folder = tmp_path_factory.mktemp("qwen2vl_merger")
     return (
         write_qwen2vl(data_dir / "models/gguf/stories260K-F32.gguf", folder / "model.gguf"),
-        write_projector(folder / "mmproj.gguf", "qwen2vl"),
+        write_projector(folder / "mmproj.gguf", "qwen2vl_merger"),
     )
 
 

@@ -12,7 +12,7 @@ from gguf_io.pictures import Budget, Picture
 from localllm import image_reader
 from localllm.image_reader import ImageReader
 from tests.gguf_io.test_sounds import wav
-from tests.gpu_offload.projector_files import png, png_of
+from tests.picture_files import png, png_of
 
 TALL = np.zeros((8, 4, 3), np.uint8)
 

@@ -21,9 +21,10 @@ from localllm.errors import RequestError
 from localllm.settings import Settings
 from localllm.text import human_bytes
 from tests.fakes.fake_backend import FakeBackend, ended, said
-from tests.gpu_offload.projector_files import png, write_projector
 from tests.oracle import llama_oracle
 from tests.pdf_files import BLANK, DRAWING, pdf_of
+from tests.picture_files import png
+from tests.projector_files import write_projector
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
 from tui.attachments import find_attachments, mention_of

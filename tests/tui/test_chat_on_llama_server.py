@@ -13,8 +13,9 @@ from localllm.remote.connection import RemoteError
 from localllm.remote.openai import OpenAIServer
 from localllm.settings import Settings
 from tests.fakes.llama_server import SLOT_TOKENS, llama_stories, needs_program
-from tests.gpu_offload.projector_files import PATCHES, png, write_projector
 from tests.oracle import llama_oracle
+from tests.picture_files import png
+from tests.projector_files import MLP_ROWS, write_projector
 from tui.server_backend import OpenAIBackend
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_program]
@@ -59,7 +60,7 @@ def test_pictures_and_a_full_context(backend: OpenAIBackend) -> None:
     shown = [
         {"role": "user", "content": [{"type": "image", "data": png()}, {"type": "text", "text": "Tell me a story"}]}
     ]
-    assert answer(backend, shown, max_tokens=2)[1].counts.prompt - plain >= PATCHES
+    assert answer(backend, shown, max_tokens=2)[1].counts.prompt - plain >= MLP_ROWS
     long = [{"role": "user", "content": "long " * 4 * SLOT_TOKENS}]
     _, last = answer(backend, long)
     assert last.finish_reason is FinishReason.ERROR

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from textual.geometry import Size
 
-from tests.gpu_offload.projector_files import png
+from tests.picture_files import png
 from tui.terminal import Abilities, ask_terminal
 from tui.widgets import pictures
 

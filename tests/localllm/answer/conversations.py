@@ -10,7 +10,7 @@ from localllm.chats import Attachment
 from localllm.chats.conversation import Conversation
 from localllm.chats.parameters import Parameters
 from localllm.library.behaviour import Behaviour
-from tests.gpu_offload.projector_files import png
+from tests.picture_files import png
 
 # Writes everything that it gets.
 TEMPLATE = """\

@@ -19,7 +19,7 @@ from localllm.chats import Attachment, Message, Role, SessionStore
 from localllm.chats.importing import Export, ImportedChat, compare, exported, read_export, take
 from localllm.cli.main import main
 from localllm.errors import RequestError
-from tests.gpu_offload.projector_files import png
+from tests.picture_files import png
 
 PNG = base64.b64encode(png(3)).decode()
 

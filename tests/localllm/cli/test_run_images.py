@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from localllm.cli.main import application
 from localllm.errors import RequestError
 from localllm.front.prompt import pictures_among, read_image
-from tests.gpu_offload.projector_files import png, write_projector
-from tests.models.vision.projectors import write_vision
+from tests.picture_files import png
+from tests.projector_files import write_projector
 
 
 def test_images_are_read_and_have_no_place_in_raw_prompts(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_pictures_are_named_among_the_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("budget", [12, 60])
 def test_what_was_seen_of_several_pictures_is_told(data_dir: Path, tmp_path: Path, budget: int) -> None:
     model = shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", tmp_path / "model.gguf")
-    write_vision(tmp_path / "mmproj-model.gguf", "gemma4uv")
+    write_projector(tmp_path / "mmproj-model.gguf", "gemma4uv")
     named = [str(tmp_path / f"{seed}.png") for seed in (1, 2)]
     for seed, path in enumerate(named, 1):
         Path(path).write_bytes(png(seed))

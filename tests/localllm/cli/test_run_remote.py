@@ -12,7 +12,7 @@ import pytest
 
 from localllm.cli.main import main
 from tests.fakes.openai_server import ScriptedOpenAI, openai_server
-from tests.gpu_offload.projector_files import png
+from tests.picture_files import png
 from tests.systems import use_own_places
 
 

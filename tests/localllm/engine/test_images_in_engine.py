@@ -24,9 +24,10 @@ from localllm.settings import Settings
 from models.native_runner import NativeRunner
 from models.needs import native_needs
 from models.vision.projector import NativeProjector
-from tests.gpu_offload.projector_files import png, write_projector
 from tests.gpu_offload.projector_runs import see
 from tests.oracle import llama_oracle
+from tests.picture_files import png
+from tests.projector_files import write_projector
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]
 

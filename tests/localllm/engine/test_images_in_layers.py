@@ -18,7 +18,7 @@ from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.gpu_offload.projector_runs import append, positions_of
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
-from tests.models.vision.projectors import write_vision
+from tests.projector_files import write_projector
 
 SYSTEM = tuple((at * 13) % 290 + 3 for at in range(70))
 QUESTION = tuple((at * 7) % 290 + 3 for at in range(45))
@@ -34,7 +34,7 @@ def opened(path: Path) -> NativeRunner:
     """A runner with a projector, which makes none of the rows here."""
     with open_model(path) as file:
         runner = NativeRunner(file, kv_bytes=64 << 20, config=reading_images(file, read_config(file)), threads=1)
-    with open_model(write_vision(path.with_name("projector.gguf"), "gemma4uv")) as file:
+    with open_model(write_projector(path.with_name("projector.gguf"), "gemma4uv")) as file:
         runner.projector = NativeProjector(file, threads=1, context=512)
     return runner
 

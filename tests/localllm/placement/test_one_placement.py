@@ -19,10 +19,10 @@ from localllm.server import loading
 from localllm.server.catalog import CatalogEntry
 from localllm.server.loading import MemoryLoader
 from localllm.settings import Settings
-from tests.gpu_offload.projector_files import write_projector
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 from tests.oracle import llama_oracle
+from tests.projector_files import write_projector
 
 ROOM = 2**31
 MIB = 2**20
@@ -39,7 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tokens = [f"<{at}>" for at in range(made["llama"].vocabulary)]
     found["draft"] = write(replace(made["llama"], layers=1), folder / "draft.gguf", tokens=tokens)
     found["projector"] = write_projector(folder / "vision.gguf")
-    found["native projector"] = write_projector(folder / "native.gguf", "gemma3", width=made["llama"].embedding)
+    found["native projector"] = write_projector(folder / "native.gguf", "gemma3", text=made["llama"].embedding)
     return found
 
 

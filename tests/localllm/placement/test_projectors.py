@@ -18,8 +18,8 @@ from localllm.settings import Settings
 from models.errors import UnsupportedModelError
 from models.native_runner import NativeRunner
 from models.vision.encoder import vision_needs
-from tests.gpu_offload.projector_files import write_projector
 from tests.oracle import llama_oracle
+from tests.projector_files import write_projector
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def chosen(model: Path, **settings: str) -> Path | None:
 
 def test_the_only_one_beside_the_model_that_fits(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert chosen(model) is None
-    write_projector(tmp_path / "mmproj-wide.gguf", width=96)
+    for kind in ("mlp", "gemma3"):  # which read rows of the model's width, and make others
+        write_projector(tmp_path / f"mmproj-{kind}.gguf", kind, width=64, text=96)
     (tmp_path / "mmproj-broken.gguf").write_bytes(b"GGUF")
     assert chosen(model) is None
     beside = write_projector(tmp_path / "model-mmproj-f16.gguf")
@@ -52,7 +53,7 @@ def test_the_only_one_beside_the_model_that_fits(model: Path, tmp_path: Path, ca
 
 @llama_oracle.needs_llama
 def test_a_projector_of_other_kinds_chooses_llama_cpp_and_counts_in_its_plan(model: Path, tmp_path: Path) -> None:
-    beside = write_projector(tmp_path / "mmproj.gguf", "resampler")
+    beside = write_projector(tmp_path / "mmproj.gguf", keys={"clip.projector_type": "resampler"})
     with open_model(model) as file:
         choice = choose_backend(file, Settings(gpu_layers=0))
         assert (choice.backend, "mmproj.gguf" in choice.reason) == ("llama", True)
@@ -87,7 +88,7 @@ def test_a_projector_that_the_native_engine_supports_stays_there_and_counts_in_i
 
 
 def test_a_projector_of_another_width_is_refused(model: Path, tmp_path: Path) -> None:
-    beside = write_projector(tmp_path / "wide.gguf", "gemma3", width=96)
+    beside = write_projector(tmp_path / "wide.gguf", "gemma3", text=96)
     with (
         open_model(model) as file,
         pytest.raises(ModelFileError, match="makes rows of 96 numbers"),

@@ -15,8 +15,9 @@ from localllm.remote.openai import OpenAIServer
 from localllm.remote.stream import RemoteStream
 from localllm.settings import Settings
 from tests.fakes.llama_server import CALL, SLOT_TOKENS, llama_stories, needs_program
-from tests.gpu_offload.projector_files import PATCHES, png, write_projector
 from tests.oracle import llama_oracle
+from tests.picture_files import png
+from tests.projector_files import MLP_ROWS, write_projector
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_program]
@@ -112,7 +113,7 @@ def test_images_are_seen(server: OpenAIServer) -> None:
         list(ask(server, messages=messages, **GREEDY))[-1].counts.prompt
         for messages in (shown, [{**shown[0], "content": [text]}])
     ]
-    assert counts[0] - counts[1] >= PATCHES
+    assert counts[0] - counts[1] >= MLP_ROWS
 
 
 def test_leaving_frees_its_slot(server: OpenAIServer, address: str) -> None:

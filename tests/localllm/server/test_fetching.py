@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from localllm.server import fetching
 from localllm.server.errors import ApiError
 from localllm.server.fetching import Fetcher, is_public
-from tests.gpu_offload.projector_files import png
-from tests.models.vision.projectors import write_vision
+from tests.picture_files import png
+from tests.projector_files import write_projector
 from tests.waiting import PATIENCE_S
 
 PUBLIC = "93.184.216.34"
@@ -224,7 +224,7 @@ def client(
 ) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("seeing")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
-    write_vision(folder / "mmproj-seer.gguf", "gemma4uv")
+    write_projector(folder / "mmproj-seer.gguf", "gemma4uv")
     settings = {"LOCALLLM_FETCH_IMAGES": "true", "LOCALLLM_IMAGE_MAX_TOKENS": "16", "SSL_CERT_FILE": str(certificate)}
     begins = INJECTED.format(ports={80: port, 443: tls_port})
     model = str(folder / "seer.gguf")

@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from tests.fakes.llama_server import CALL, SLOT_TOKENS, llama_stories, needs_program
-from tests.gpu_offload.projector_files import PATCHES, png, write_projector
 from tests.oracle import llama_oracle
+from tests.picture_files import png
+from tests.projector_files import MLP_ROWS, write_projector
 from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama, needs_program]
@@ -102,7 +103,7 @@ def test_images_reach_it(client: ollama.Client) -> None:
     picture = base64.b64encode(png()).decode()
     shown = client.chat("stories", [{**HI[0], "images": [picture]}], options=GREEDY)
     plain = client.chat("stories", HI, options=GREEDY)
-    assert (shown.prompt_eval_count or 0) - (plain.prompt_eval_count or 0) >= PATCHES
+    assert (shown.prompt_eval_count or 0) - (plain.prompt_eval_count or 0) >= MLP_ROWS
 
 
 def test_an_answer_is_continued(client: ollama.Client) -> None:

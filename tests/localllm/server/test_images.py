@@ -12,8 +12,9 @@ import ollama
 import openai
 import pytest
 
-from tests.gpu_offload.projector_files import png, write_projector
 from tests.oracle import llama_oracle
+from tests.picture_files import png
+from tests.projector_files import write_projector
 from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.oracle, llama_oracle.needs_llama]

@@ -12,9 +12,10 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 
 from tests.gpu_offload import lora_files
-from tests.gpu_offload.projector_files import png, write_projector
 from tests.gpu_offload.reranker_files import bert_reranker
 from tests.oracle import llama_oracle
+from tests.picture_files import png
+from tests.projector_files import write_projector
 from tests.waiting import PATIENCE_S
 
 MODEL = "stories260K-Q8_0"

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.localllm.server.conftest import MODEL
-from tests.models.vision.projectors import write_vision
 from tests.pdf_files import DRAWING, pdf_of
+from tests.projector_files import write_projector
 from tests.waiting import PATIENCE_S
 
 pytest.importorskip("pypdf")
@@ -26,7 +26,7 @@ def http(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPath
     """A server with a model that sees, called seer, and one that does not."""
     folder = tmp_path_factory.mktemp("seeing")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
-    write_vision(folder / "mmproj-seer.gguf", "gemma4uv")
+    write_projector(folder / "mmproj-seer.gguf", "gemma4uv")
     flags = ("--model", str(folder / "seer.gguf"))
     with (
         start_server(*flags, models=(MODEL,), LOCALLLM_IMAGE_MAX_TOKENS="16") as running,

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.gpu_offload.projector_files import chunk, png
-from tests.models.vision.projectors import write_vision
+from tests.picture_files import chunk, png
+from tests.projector_files import write_projector
 from tests.waiting import PATIENCE_S
 
 MIB = 1 << 20
@@ -25,7 +25,7 @@ MIB = 1 << 20
 def server(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("seeing")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
-    write_vision(folder / "mmproj-seer.gguf", "gemma4uv")
+    write_projector(folder / "mmproj-seer.gguf", "gemma4uv")
     with start_server("--model", str(folder / "seer.gguf"), LOCALLLM_IMAGE_MAX_TOKENS="16") as running:
         yield running
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gpu_offload.projector_files import png
-from tests.models.vision.projectors import write_vision
+from tests.picture_files import png
+from tests.projector_files import write_projector
 from tests.waiting import PATIENCE_S
 
 PICTURE = base64.b64encode(png(1)).decode()
@@ -22,7 +22,7 @@ def client(start_server: Any, model_files: Path, tmp_path_factory: pytest.TempPa
     """A model whose pictures fill any budget; the settings' are 20 to 30 tokens."""
     folder = tmp_path_factory.mktemp("seeing")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "seer.gguf")
-    write_vision(folder / "mmproj-seer.gguf", "gemma4uv")
+    write_projector(folder / "mmproj-seer.gguf", "gemma4uv")
     budget = {"LOCALLLM_IMAGE_MIN_TOKENS": "20", "LOCALLLM_IMAGE_MAX_TOKENS": "30"}
     with (
         start_server("--model", str(folder / "seer.gguf"), LOCALLLM_CTX="400", **budget) as running,

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from localllm.cli.main import application
 from tests.gguf_io.test_sounds import wav
-from tests.gpu_offload.projector_files import png
-from tests.models.vision.projectors import write_vision
+from tests.picture_files import png
+from tests.projector_files import write_projector
 from tests.waiting import PATIENCE_S
 
 WORDS, QUESTION = 12, "Once upon a time"
@@ -34,7 +34,7 @@ def encoded(data: bytes) -> str:
 def folder(model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hearing")
     shutil.copyfile(model_files / "stories260K-F32.gguf", folder / "ear.gguf")
-    write_vision(folder / "mmproj-ear.gguf", "gemma4uv", sound="gemma4ua")
+    write_projector(folder / "mmproj-ear.gguf", "gemma4uv", sound="gemma4ua")
     return folder
 
 
@@ -135,7 +135,7 @@ def test_run_takes_a_sound_by_its_path_and_tells_what_was_heard(folder: Path, tm
 
 def test_a_projector_without_an_ear_says_so(model_files: Path, tmp_path: Path) -> None:
     shutil.copyfile(model_files / "stories260K-F32.gguf", tmp_path / "eye.gguf")
-    write_vision(tmp_path / "mmproj-eye.gguf", "gemma4uv")
+    write_projector(tmp_path / "mmproj-eye.gguf", "gemma4uv")
     (tmp_path / "note.wav").write_bytes(hum())
     command = ["run", str(tmp_path / "eye.gguf"), str(tmp_path / "note.wav"), QUESTION, "--max-tokens", "1"]
     refused = CliRunner().invoke(application(), [*command, "--no-cache"])

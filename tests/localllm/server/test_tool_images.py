@@ -14,8 +14,8 @@ from localllm.server.bodies import OpenAIMessage
 from localllm.server.contents import left_out, openai_message, with_few_images
 from localllm.server.openai.items import conversation_of
 from tests.fakes.scripted_model import write_scripted_model
-from tests.gpu_offload.projector_files import png
 from tests.localllm.server.conftest import StartServer
+from tests.picture_files import png
 from tests.waiting import PATIENCE_S
 
 HI = [{"role": "user", "content": "Hi"}]

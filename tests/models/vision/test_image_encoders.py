@@ -17,10 +17,9 @@ from models.errors import UnsupportedModelError
 from models.vision.encoder import FAMILIES, ImageEncoder, header_layout, open_encoder, rows_together, vision_needs
 from models.vision.layout import PictureSizeError
 from tests.gguf_files import copying, finish
-from tests.gpu_offload.projector_files import write_qwen2vl
-from tests.models.vision.projectors import KINDS, write_vision
 from tests.oracle import llama_oracle
 from tests.oracle.vision_oracle import LlamaVision
+from tests.projector_files import KINDS, write_projector, write_qwen2vl
 
 Q = gguf.GGMLQuantizationType
 # Sizes that neither we nor llama.cpp resize, so that only the encoders are compared; a budget of as many tokens.
@@ -65,7 +64,7 @@ def similarity(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("projectors")
-    return {kind: write_vision(folder / f"{kind}.gguf", kind) for kind in KINDS}
+    return {kind: write_projector(folder / f"{kind}.gguf", kind) for kind in KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +90,7 @@ def of_llama(path: Path, kind: str, **options) -> Path:
         tensors["v.position_embd.weight"] = np.roll(tensors["v.position_embd.weight"], -1, axis=0)
 
     changed = {"changed": roll} if kind in ("internvl", "mlp") else {}
-    return write_vision(path, kind, **changed, **options)
+    return write_projector(path, kind, **changed, **options)
 
 
 def same_rows(kind: str, found: list[np.ndarray], expected: list[np.ndarray]) -> float:
@@ -126,7 +125,7 @@ def test_rows_and_marks_are_llama_cpps(kind, paths, encoders, data_dir, tmp_path
 @llama_oracle.needs_llama
 def test_a_picture_of_many_passes_is_as_in_llama_cpp(tmp_path, data_dir) -> None:
     """900 patches: attention reaches over passes of 512 rows and spans of 256."""
-    path = write_vision(tmp_path / "projector.gguf", "gemma3", side=240)
+    path = write_projector(tmp_path / "projector.gguf", "gemma3", side=240)
     llama = LlamaVision(path, language_model("gemma3", data_dir, tmp_path))
     try:
         with open_model(path) as file, open_encoder(file, threads=2) as encoder:
@@ -140,7 +139,7 @@ def test_a_picture_of_many_passes_is_as_in_llama_cpp(tmp_path, data_dir) -> None
 @llama_oracle.needs_llama
 def test_a_pixtral_whose_patches_are_rows_is_as_in_llama_cpp(tmp_path, data_dir) -> None:
     """Pixtral 12B does not merge patches."""
-    path = write_vision(tmp_path / "projector.gguf", "pixtral", merge=1)
+    path = write_projector(tmp_path / "projector.gguf", "pixtral", merge=1)
     llama = LlamaVision(path, language_model("pixtral", data_dir, tmp_path))
     try:
         with open_model(path) as file, open_encoder(file, threads=2) as encoder:
@@ -154,7 +153,7 @@ def test_a_pixtral_whose_patches_are_rows_is_as_in_llama_cpp(tmp_path, data_dir)
 @llama_oracle.needs_llama
 def test_rows_for_later_layers_are_llama_cpps(tmp_path, data_dir) -> None:
     """Qwen3-VL's rows for its first layers come beside those for its input."""
-    path = write_vision(tmp_path / "projector.gguf", "qwen3vl_merger", deep=2)
+    path = write_projector(tmp_path / "projector.gguf", "qwen3vl_merger", deep=2)
     llama = LlamaVision(path, _with_deepstack(data_dir / "models/gguf/stories260K-F32.gguf", tmp_path / "model.gguf"))
     try:
         with open_model(path) as file, open_encoder(file, threads=2) as encoder:
@@ -184,7 +183,7 @@ def _with_deepstack(source: Path, path: Path) -> Path:
 @pytest.mark.parametrize("weights", [Q.F16, Q.BF16, Q.Q8_0], ids=lambda each: each.name)
 @pytest.mark.parametrize("kind", WHOLE)
 def test_rows_are_llama_cpps_with_other_weights(kind, weights, tmp_path, data_dir) -> None:
-    path = write_vision(tmp_path / "projector.gguf", kind, weights=weights)
+    path = write_projector(tmp_path / "projector.gguf", kind, weights=weights)
     width, height = WHOLE[kind][0]
     others = of_llama(tmp_path / "llama.gguf", kind, weights=weights)
     llama = LlamaVision(others, language_model(kind, data_dir, tmp_path))
@@ -249,7 +248,7 @@ def test_a_plan_counts_from_the_header_what_the_encoder_packs(kind, paths, encod
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_that_do_not_fit_are_refused_by_name(kind, tmp_path) -> None:
-    with open_model(write_vision(tmp_path / "whole.gguf", kind)) as file:
+    with open_model(write_projector(tmp_path / "whole.gguf", kind)) as file:
         names = list(file.tensors)
     for number, name in enumerate(names):
         for problem in ("missing", "wide"):
@@ -259,7 +258,7 @@ def test_files_that_do_not_fit_are_refused_by_name(kind, tmp_path) -> None:
                 if problem == "wide":
                     tensors[name] = np.concatenate([values, values], axis=-1)
 
-            path = write_vision(tmp_path / f"{number}-{problem}.gguf", kind, changed=change)
+            path = write_projector(tmp_path / f"{number}-{problem}.gguf", kind, changed=change)
             with open_model(path) as file:
                 if _optional(kind, name, problem):
                     vision_needs(file, 1)
@@ -275,7 +274,7 @@ def test_files_that_do_not_fit_are_refused_by_name(kind, tmp_path) -> None:
         tensors["v.unknown.weight"] = np.ones(8, np.float32)
 
     unused = pytest.raises(UnsupportedModelError, match=r"v\.unknown\.weight would not be used")
-    with open_model(write_vision(tmp_path / "more.gguf", kind, changed=more)) as file, unused:
+    with open_model(write_projector(tmp_path / "more.gguf", kind, changed=more)) as file, unused:
         vision_needs(file, 1)
 
 
@@ -303,16 +302,16 @@ def _optional(kind: str, name: str, problem: str) -> bool:
     ids=lambda keys: next(iter(keys)),
 )
 def test_headers_out_of_range_are_refused(keys, tmp_path) -> None:
-    path = write_vision(tmp_path / "p.gguf", "gemma4uv", keys=keys)
+    path = write_projector(tmp_path / "p.gguf", "gemma4uv", keys=keys)
     with open_model(path) as file, pytest.raises(ModelFileError) as caught:
         header_layout(file)
     assert str(tmp_path) in str(caught.value)
 
 
 def test_other_projectors_and_other_files_are_refused(tmp_path) -> None:
-    other = write_vision(tmp_path / "other.gguf", "gemma4uv", keys={"clip.projector_type": "resampler"})
-    sound = write_vision(tmp_path / "sound.gguf", "gemma4uv", keys={"clip.has_vision_encoder": False})
-    model = write_vision(tmp_path / "model.gguf", "gemma4uv", keys={"general.architecture": "llama"})
+    other = write_projector(tmp_path / "other.gguf", "gemma4uv", keys={"clip.projector_type": "resampler"})
+    sound = write_projector(tmp_path / "sound.gguf", "gemma4uv", keys={"clip.has_vision_encoder": False})
+    model = write_projector(tmp_path / "model.gguf", "gemma4uv", keys={"general.architecture": "llama"})
     for path, words in ((other, "'resampler'.*--backend llama"), (sound, "for sound"), (model, "not a projector")):
         with open_model(path) as file, pytest.raises(LocalLLMError, match=words):
             open_encoder(file)
@@ -379,7 +378,7 @@ OTHER_EARS = [
 def test_encoders_that_only_llama_cpp_has_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     for key in ("clip.projector_type", "clip.vision.projector_type"):
         keys = {"clip.projector_type": None, key: kind}
-        with open_model(write_vision(tmp_path / f"{key}.gguf", "gemma4uv", keys=keys)) as file:
+        with open_model(write_projector(tmp_path / f"{key}.gguf", "gemma4uv", keys=keys)) as file:
             for refuses in (open_encoder, vision_needs, header_layout, rows_together):
                 with pytest.raises(UnsupportedModelError, match=rf"{re.escape(repr(kind))}.*--backend llama"):
                     refuses(file)
@@ -391,7 +390,7 @@ def test_projectors_of_sound_alone_are_refused_by_name(kind: str, tmp_path: Path
     for key in ("clip.projector_type", "clip.audio.projector_type"):
         keys = {"clip.projector_type": None, key: kind, **sound}
         refused = pytest.raises(UnsupportedModelError, match=rf"for sound, of the type {kind!r}.*--backend llama")
-        with open_model(write_vision(tmp_path / f"{key}.gguf", "gemma4uv", keys=keys)) as file, refused:
+        with open_model(write_projector(tmp_path / f"{key}.gguf", "gemma4uv", keys=keys)) as file, refused:
             open_encoder(file)
 
 
@@ -423,7 +422,7 @@ COUNTS = {
 @pytest.mark.parametrize("kind", COUNTS)
 def test_tokens_are_those_of_the_makers_processors(kind, tmp_path) -> None:
     sizes, counts = COUNTS[kind]
-    with open_model(write_vision(tmp_path / "p.gguf", kind, **sizes)) as file:
+    with open_model(write_projector(tmp_path / "p.gguf", kind, **sizes)) as file:
         layout = header_layout(file)
     found = [layout(*size).tokens for size in ((224, 224), (896, 896), (1280, 720), (720, 1280))]
     assert found == list(counts)
@@ -431,14 +430,14 @@ def test_tokens_are_those_of_the_makers_processors(kind, tmp_path) -> None:
 
 def test_gemma_4_sees_all_rows_of_a_picture_unless_the_model_is_small(tmp_path) -> None:
     for text, sees_all in ((1536, False), (2560, False), (2816, True), (5376, True)):
-        path = write_vision(tmp_path / f"{text}.gguf", "gemma4v", text=text)
+        path = write_projector(tmp_path / f"{text}.gguf", "gemma4v", text=text)
         with open_model(path) as file:
             assert [run.sees_all for run in header_layout(file)(640, 480).runs] == [sees_all]
             assert rows_together(file) == (1120 if sees_all else 0)
 
 
 def test_pixtral_keeps_a_budget_with_the_rows_after_lines(tmp_path) -> None:
-    with open_model(write_vision(tmp_path / "p.gguf", "pixtral", side=1540, patch=14)) as file:
+    with open_model(write_projector(tmp_path / "p.gguf", "pixtral", side=1540, patch=14)) as file:
         layout = header_layout(file)
     for most in (1, 20, 300, 1000):
         for source in ((1280, 720), (90, 5000), (3000, 1)):
@@ -448,7 +447,7 @@ def test_pixtral_keeps_a_budget_with_the_rows_after_lines(tmp_path) -> None:
 
 
 def test_lfm2_cuts_large_pictures_unless_the_budget_forbids_tiles(tmp_path) -> None:
-    with open_model(write_vision(tmp_path / "p.gguf", "lfm2", side=256, patch=16)) as file:
+    with open_model(write_projector(tmp_path / "p.gguf", "lfm2", side=256, patch=16)) as file:
         layout = header_layout(file)
     assert layout(1280, 720).tiles == (1, 2) and layout(1280, 720, Budget(most_tokens=500)).tiles == (1, 1)
     assert layout(4000, 4000, Budget(most_tokens=5 * 256)).tiles == (2, 2)
@@ -460,7 +459,7 @@ def test_lfm2_cuts_large_pictures_unless_the_budget_forbids_tiles(tmp_path) -> N
 
 @pytest.mark.parametrize(("kind", "tile"), [("idefics3", 64), ("internvl", 256)])
 def test_tiles_fit_the_budget(kind, tile, tmp_path) -> None:
-    with open_model(write_vision(tmp_path / "p.gguf", kind, **COUNTS[kind][0])) as file:
+    with open_model(write_projector(tmp_path / "p.gguf", kind, **COUNTS[kind][0])) as file:
         layout = header_layout(file)
     for source in ((1280, 720), (720, 1280), (4000, 3000)):
         whole = layout(*source).tokens
@@ -470,7 +469,7 @@ def test_tiles_fit_the_budget(kind, tile, tmp_path) -> None:
 
 
 def test_gemma_4_fills_its_budget(tmp_path) -> None:
-    with open_model(write_vision(tmp_path / "p.gguf", "gemma4uv", patch=16)) as file:
+    with open_model(write_projector(tmp_path / "p.gguf", "gemma4uv", patch=16)) as file:
         layout = header_layout(file)
     for most in (70, 140, 280, 560, 1120):
         for source in ((1280, 720), (224, 224), (5000, 3400), (333, 777)):

@@ -11,10 +11,10 @@ from gguf_io.errors import PictureError
 from gguf_io.image_rows import ImageRows
 from models.vision.encoder import open_encoder, vision_needs
 from models.vision.projector import NativeProjector
-from tests.models.vision.projectors import write_vision
 from tests.models.vision.test_image_encoders import similarity
 from tests.oracle import llama_oracle
 from tests.oracle.vision_oracle import LlamaVision
+from tests.projector_files import write_projector
 
 Q = gguf.GGMLQuantizationType
 CONTENT = bytes(32)
@@ -27,7 +27,7 @@ def noise(samples: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_vision(tmp_path_factory.mktemp("sound") / "projector.gguf", "gemma4uv", sound="gemma4ua")
+    return write_projector(tmp_path_factory.mktemp("sound") / "projector.gguf", "gemma4uv", sound="gemma4ua")
 
 
 def opened(path: Path, threads: int = 1, context: int = 4096) -> NativeProjector:
@@ -42,7 +42,7 @@ def test_rows_and_marks_are_llama_cpps(weights: Q, data_dir: Path, tmp_path: Pat
     def change(tensors: dict[str, np.ndarray]) -> None:
         tensors["mm.a.input_projection.weight"] *= 3
 
-    path = write_vision(tmp_path / "p.gguf", "gemma4uv", sound="gemma4ua", weights=weights, changed=change)
+    path = write_projector(tmp_path / "p.gguf", "gemma4uv", sound="gemma4ua", weights=weights, changed=change)
     model = data_dir / "models/gguf/stories260K-F32.gguf"
     llama, projector = LlamaVision(path, model), opened(path)
     try:
@@ -83,18 +83,18 @@ def test_sounds_that_are_too_long_are_refused_before_they_are_encoded(path: Path
 
 
 def test_other_projectors_hear_nothing_and_say_what_may(tmp_path: Path) -> None:
-    deaf = opened(write_vision(tmp_path / "deaf.gguf", "gemma4uv"))
+    deaf = opened(write_projector(tmp_path / "deaf.gguf", "gemma4uv"))
     with pytest.raises(PictureError, match="hears no sound"):
         deaf.sound_rate  # noqa: B018
     deaf.close()
-    other = opened(write_vision(tmp_path / "other.gguf", "gemma4uv", sound="gemma4a"))
+    other = opened(write_projector(tmp_path / "other.gguf", "gemma4uv", sound="gemma4a"))
     with pytest.raises(PictureError, match=r"'gemma4a'.*--backend llama"):
         other.sound_tokens(1)
     other.close()
 
 
 def test_a_plan_counts_the_sound_encoder(path: Path, tmp_path: Path) -> None:
-    with open_model(path) as both, open_model(write_vision(tmp_path / "p.gguf", "gemma4uv")) as alone:
+    with open_model(path) as both, open_model(write_projector(tmp_path / "p.gguf", "gemma4uv")) as alone:
         assert vision_needs(both, 1).weights > vision_needs(alone, 1).weights + 64 * 640
 
 
@@ -105,7 +105,7 @@ def test_a_projection_that_does_not_fit_is_refused_by_name(problem: str, tmp_pat
         if problem == "narrow":
             tensors["mm.a.input_projection.weight"] = np.ascontiguousarray(values[:, :320])
 
-    path = write_vision(tmp_path / "p.gguf", "gemma4uv", sound="gemma4ua", changed=change)
+    path = write_projector(tmp_path / "p.gguf", "gemma4uv", sound="gemma4ua", changed=change)
     with open_model(path) as file, pytest.raises(Exception, match=r"mm\.a\.input_projection") as caught:
         open_encoder(file, 1)
     assert str(path) in str(caught.value)

@@ -12,8 +12,8 @@ import pytest
 
 from localllm.chats import SessionStore
 from localllm.library.suggestions import ranked
-from tests.gpu_offload.projector_files import png
 from tests.localllm.server.conftest import SLOWLY
+from tests.picture_files import png
 from tests.systems import own_places
 from tests.waiting import PATIENCE_S, eventually
 

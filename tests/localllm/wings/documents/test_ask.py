@@ -17,8 +17,8 @@ from localllm.settings import sessions_path
 from localllm.wings.documents.search import DOUBT
 from tests.fakes.openai_server import openai_server
 from tests.fakes.scripted_model import write_scripted_model
-from tests.models.vision.projectors import write_vision
 from tests.pdf_files import BLANK, DRAWING, pdf_of
+from tests.projector_files import write_projector
 
 ANSWER = 'They say "The harbour was built in 1924." and also "it was painted red" there.'
 
@@ -50,7 +50,7 @@ def seer(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     pytest.importorskip("pypdfium2")
     monkeypatch.setenv("LOCALLLM_IMAGE_MAX_TOKENS", "16")
     found = Path(shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", tmp_path / "seer.gguf"))
-    write_vision(tmp_path / "mmproj-seer.gguf", "gemma4uv")
+    write_projector(tmp_path / "mmproj-seer.gguf", "gemma4uv")
     return found
 
 

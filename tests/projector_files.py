@@ -1,6 +1,8 @@
-"""Projectors of all kinds with random weights: tiny ones for tests, and of any size for benchmarks."""
+"""Projectors of all kinds with random weights, tiny or of any size, and a language model for them."""
 
+import re
 from collections.abc import Callable, Iterator
+from ctypes import c_int, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -9,14 +11,13 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf.quants import quantize
 
-from tests.gguf_files import add_keys, finish
+from tests.gguf_files import add_keys, copying, finish
 
 Tensors = Iterator[tuple[str, tuple[int, ...]]]
 FLOATS = gguf.GGMLQuantizationType.F32
-# llama.cpp cannot transpose Gemma 3's projection if it is quantised.
-_STAY_FLOATS = ("position_embd", "mm.input_projection")
+_GEMMA3_PROJECTION = "mm.input_projection.weight"
+"""Stored with a row for each input; llama.cpp cannot transpose it if it is quantised."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _gemma3(s: Sizes) -> Tensors:
     yield "v.position_embd.weight", ((s.side // s.patch) ** 2, s.width)
     yield from _layers(s, swapped=True)
     yield from _pair("v.post_ln", s.width)
-    yield "mm.input_projection.weight", (s.width, s.text)
+    yield _GEMMA3_PROJECTION, (s.width, s.text)
     yield "mm.soft_emb_norm.weight", (s.width,)
 
 
@@ -194,6 +195,9 @@ def _llava(s: Sizes) -> Tensors:
     yield from _pair("mm.2", s.text, s.text)
 
 
+MLP_ROWS = (Sizes.side // Sizes.patch) ** 2
+"""Rows of a picture by the kind "mlp"."""
+
 KINDS = {
     "idefics3": Kind(_idefics3, keys=lambda s: {"preproc_image_size": 4 * s.side}),
     "internvl": Kind(_internvl, Sizes(side=48)),
@@ -213,9 +217,9 @@ KINDS = {
 }
 
 
-def write_vision(
+def write_projector(
     path: Path,
-    kind: str,
+    kind: str = "mlp",
     *,
     weights: gguf.GGMLQuantizationType = FLOATS,
     keys: dict[str, Any] | None = None,
@@ -261,12 +265,27 @@ def write_vision(
         tensors["mm.a.input_projection.weight"] = _random(rng, "matrix", (s.text, 640))
     changed(tensors)
     for name, values in tensors.items():
-        matrix = values.ndim == 2 and name.endswith(".weight") and not any(part in name for part in _STAY_FLOATS)
-        chosen = weights if matrix else FLOATS
+        stays = "position_embd" in name or (kind == "gemma3" and name == _GEMMA3_PROJECTION)
+        chosen = weights if values.ndim == 2 and name.endswith(".weight") and not stays else FLOATS
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
             chosen = gguf.GGMLQuantizationType.F16
-        writer.add_tensor(name, quantize(values, chosen), raw_dtype=chosen)
+        writer.add_tensor(name, _quantized(values, chosen), raw_dtype=chosen)
     return finish(writer)
+
+
+def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """The blocks of an array's rows; those of K-quants are made by ggml."""
+    if not kind.name.endswith("_K"):
+        return gguf.quants.quantize(values, kind)
+    from gpu_offload.library import ggml
+
+    rows = np.ascontiguousarray(values)
+    items, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.empty((len(rows), rows.shape[1] // items * size), np.uint8)
+    kinds = c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p
+    quantize = ggml("ggml_quantize_chunk", c_size_t, *kinds)
+    assert quantize(kind.value, rows.ctypes.data, blocks.ctypes.data, 0, *rows.shape, None) == blocks.nbytes
+    return blocks
 
 
 def _sound_keys(kind: str, sound: str, s: Sizes) -> dict[str, Any]:
@@ -293,3 +312,15 @@ def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
         return (1 + 0.2 * values if name.endswith(".weight") else 0.2 * values).astype(np.float32)
     scale = 0.3 if "position" in name else prod(shape[1:]) ** -0.5
     return (values * scale).astype(np.float32)
+
+
+def write_qwen2vl(source: Path, path: Path) -> Path:
+    """Write a Llama's weights as a model with M-RoPE positions."""
+    renamed = partial(re.sub, r"^llama\.", "qwen2vl.")
+    reader, writer = copying(source, path, architecture="qwen2vl", renamed=renamed)
+    writer.add_rope_dimension_sections([2, 1, 1, 0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+        if tensor.name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
+            writer.add_tensor(tensor.name.replace("weight", "bias"), np.zeros(len(tensor.data), np.float32))
+    return finish(writer)
