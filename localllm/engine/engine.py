@@ -1,17 +1,19 @@
 """The engine: requests in, streams of events out, one thread that computes for all of them."""
 
+import contextlib
 import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpu_kernels.choices import ChoosingTeam
 from cpu_kernels.cores import usable_processors
 from gguf_io.runner_info import AdapterSet
 from localllm.engine.disk_cache import DiskCache
@@ -30,7 +32,7 @@ from localllm.engine.request import (
 )
 from localllm.engine.restore_costs import COMPUTED, RestoreCosts
 from localllm.engine.runner import ComputesAside, Interruptible, Runner, SeesImages, sees_images, window_use
-from localllm.engine.sampling import Sampler
+from localllm.engine.sampling import Chooser, Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import TokenSequence, adapter_set, text_of_prompt
 from localllm.engine.step_costs import ChunkSize
@@ -44,9 +46,11 @@ LEAST_ROWS = 16
 # The bookkeeping is checked after each busy period, once nothing has arrived for this long.
 IDLE_S = 1.0
 
-# Threads beside the engine's that choose tokens where a device computes, and how many tokens are worth one.
-MOST_HELPERS = min(usable_processors(), 4) - 1
-LEAST_CHOICES = 2
+# Threads that choose a step's tokens where a device computes, the engine's included.
+CHOOSERS = min(usable_processors(), 8)
+# Steps in a row that are begun before the one before them is worked up. Then one is scheduled: for waiting requests,
+# and for KV that is to be exported.
+MOST_AHEAD = 16
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +78,16 @@ class EngineStats:
     accepted_tokens: int
     evicted_tokens: int
     preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A step. logits: waits for them, or computes them. ahead: how many steps in a row were begun ahead, with it."""
+
+    plan: Plan
+    began: float
+    logits: Callable[[], NDArray[np.float32] | None]
+    ahead: int = 0
 
 
 class Engine:
@@ -130,9 +144,11 @@ class Engine:
         self._totals: Counter[str] = Counter()
         self._rows_unspilled = 0
         self._aside = runner if info.computes_aside and isinstance(runner, ComputesAside) else None
-        # While a device computes, the processor is free: several threads choose tokens between its steps.
-        self._helpers = ThreadPoolExecutor(MOST_HELPERS, "choose") if self._aside and MOST_HELPERS else None
+        self._choosers: ChoosingTeam | None = None
+        if self._aside is not None and CHOOSERS > 1:
+            self._choosers = ChoosingTeam(CHOOSERS, info.max_sequences, info.vocab_size)
         self._later: list[Callable[[], None]] = []  # what a step leaves to do while a device computes the next
+        self._begun: _Begun | None = None  # a step that was begun before the one before it was worked up
         self._interrupted = threading.Event()  # a request arrived or was cancelled since the step started
         self._submissions: deque[Generation] = deque()
         self._lock = threading.Lock()  # guards _submissions' growth, _closing and _failure
@@ -167,24 +183,28 @@ class Engine:
         return writer.stream
 
     def step(self) -> bool:
-        """Do one round of work on the calling thread; False if there was nothing to do."""
-        self._interrupted.clear()
-        ended = self._take_news()
-        if self.journal.asked:
+        """Do one round of work on the calling thread; False if there was nothing to do.
+
+        Where a device computes, the next step may be begun as soon as its tokens are chosen. The rest of their work is
+        done while it computes, and a token after the end of an answer is dropped.
+        """
+        begun, self._begun = self._begun, None
+        busy = begun is not None
+        if begun is None:
+            begun, busy = self._next()
+        if begun is not None:
+            logits, known = self._wait(begun)
+            if logits is not None:
+                ran, plan = self._clock(), begun.plan
+                self._begun = self._go_on(begun, logits, known)
+                accepted = self._sample(plan, logits)
+                self._commit(plan, accepted)
+                self._note(begun, ran, sum(accepted))
+        if self._begun is None:
+            busy |= self._end_finished()
+        if self._aside is None or begun is None:
             self._do_later()
-            self.journal.answer()
-        plan = self.scheduler.schedule()
-        self._report_progress()
-        began = self._clock()
-        if plan.parts and (logits := self._run(plan)) is not None:
-            ran = self._clock()
-            accepted = self._sample(plan, logits)
-            self._commit(plan, accepted)
-            self._note(plan, began, ran, sum(accepted))
-        ended |= self._end_finished()
-        if not (plan.parts and self._aside):
-            self._do_later()
-        return bool(plan.parts) or plan.again or ended or self._spill()
+        return busy or self._spill()
 
     def stats(self) -> EngineStats:
         """Return the engine's current load and its counters."""
@@ -253,8 +273,11 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        if self._helpers is not None:
-            self._helpers.shutdown()
+        if self._begun is not None:
+            with contextlib.suppress(LocalLLMError):  # nobody wants its result
+                self._begun.logits()
+        if self._choosers is not None:
+            self._choosers.close()
         self.kv.close(finish=not self._failure, release=self._close_runner)
 
     def _close_runner(self) -> None:
@@ -273,7 +296,8 @@ class Engine:
                 continue
             if sequence.handle in owned:
                 raise RuntimeError(f"sequence {sequence.handle} has two owners")
-            if self.runner.sequence_length(sequence.handle) != sequence.computed:
+            begun = self._begun is not None and sequence.handle in self._begun.plan.sequences
+            if self.runner.sequence_length(sequence.handle) != sequence.computed + begun:
                 raise RuntimeError(f"sequence {sequence.handle} does not hold what its generation counts")
             owned.add(sequence.handle)
         self.runner.check_integrity(owned)
@@ -323,38 +347,98 @@ class Engine:
                 generation.end(FinishReason.LENGTH)
         return self._end_finished()
 
-    def _run(self, plan: Plan) -> NDArray[np.float32] | None:
-        """Compute the plan's rows; None if the step was interrupted or failed.
+    def _next(self) -> tuple[_Begun | None, bool]:
+        """Schedule a step and begin it, if it has rows; return also whether anything was done."""
+        self._interrupted.clear()
+        ended = self._take_news()
+        if self.journal.asked:
+            self._do_later()
+            self.journal.answer()
+        plan = self.scheduler.schedule()
+        self._report_progress()
+        return self._begin(plan) if plan.parts else None, bool(plan.parts) or plan.again or ended
 
-        A failure ends the plan's requests, because the contents of their sequences are unknown.
-        """
+    def _begin(self, plan: Plan, ahead: int = 0) -> _Begun:
+        """Begin to compute the plan's rows."""
+        began = self._clock()
         try:
-            return self._compute(plan)
+            return _Begun(plan, began, self._started(plan), ahead)
         except LocalLLMError as error:
-            for part in plan.parts:
-                self.kv.discard(part.generation.sequence)
-                part.generation.fail(error)
-            return None
+            return _Begun(plan, began, partial(_raise, error), ahead)
 
-    def _compute(self, plan: Plan) -> NDArray[np.float32] | None:
+    def _started(self, plan: Plan) -> Callable[[], NDArray[np.float32] | None]:
+        """Let a device begin to compute the plan's rows; the processor does when the result is called."""
         for part in plan.parts:
             if part.image is not None:
                 sequence = part.generation.sequence
                 assert isinstance(self.runner, SeesImages) and sequence.handle is not None
                 self.runner.append_image(sequence.handle, part.image, sequence.images.position(sequence.computed))
         if not plan.tokens:
-            return np.empty((0, self.runner.info.vocab_size), dtype=np.float32)
+            empty = np.empty((0, self.runner.info.vocab_size), dtype=np.float32)
+            return lambda: empty
         rows = plan.tokens, plan.positions, plan.sequences, plan.wanted
         if plan.patient and isinstance(self.runner, Interruptible):
-            return self.runner.run_unless(self._interrupted, *rows)
-        if self._aside is None:
-            return self.runner.run(*rows)
-        logits = self._aside.begin(*rows)
+            return partial(self.runner.run_unless, self._interrupted, *rows)
+        return partial(self.runner.run, *rows) if self._aside is None else self._aside.begin(*rows)
+
+    def _wait(self, begun: _Begun) -> tuple[NDArray[np.float32] | None, bool]:
+        """The logits of a step; None if it was interrupted or failed. Also whether the step after it is known.
+
+        A failure ends the plan's requests, because the contents of their sequences are unknown.
+        """
+        known = False
         try:
-            self._do_later()
-        finally:
-            found = logits()
-        return found
+            try:
+                self._do_later()
+                known = self._next_is_known(begun)
+            finally:
+                logits = begun.logits()
+        except LocalLLMError as error:
+            for part in begun.plan.parts:
+                self.kv.discard(part.generation.sequence)
+                if part.generation.finish_reason is None:
+                    part.generation.fail(error)
+            return None, False
+        return logits, known
+
+    def _next_is_known(self, begun: _Begun) -> bool:
+        """Whether the step after this one needs only its tokens, unless one of them changes that."""
+        if self._aside is None or not self.runner.info.can_truncate or self.journal.asked:
+            return False
+        return begun.ahead < MOST_AHEAD and self.scheduler.next_is_known(begun.plan)
+
+    def _go_on(self, begun: _Begun, logits: NDArray[np.float32], known: bool) -> _Begun | None:
+        """Where a device computes, choose the step's tokens, and begin the next step if it needs nothing else."""
+        if self._aside is None:
+            return None
+        plan, choosers = begun.plan, self._choose(begun.plan, logits)
+        if not known or self._submissions or len(choosers) < len(plan.parts):
+            return None
+        tokens = [chooser.token for chooser in choosers]
+        if min(tokens) < 0 or not self._vocabulary.eog_ids.isdisjoint(tokens):
+            return None
+        if self.runner.pages_free() < len(tokens):  # a token takes one at most
+            return None
+        return self._begin(plan.next(tokens), begun.ahead + 1)
+
+    def _choose(self, plan: Plan, logits: NDArray[np.float32]) -> list[Chooser]:
+        """Choose the first tokens of all generations that need nothing else for it, on several threads."""
+        choosers: list[Chooser] = []
+        for part, rows in zip(plan.parts, plan.logits, strict=True):
+            if rows.start == rows.stop or part.scored or part.generation.finish_reason:
+                continue
+            try:
+                chooser = part.generation.begin(logits[rows.start])
+            except Exception as error:
+                part.generation.fail(error)
+            else:
+                choosers += [chooser] if chooser else []
+        if self._choosers and len(choosers) > 1:
+            self._choosers.run([chooser.operation for chooser in choosers])
+        else:
+            for chooser in choosers:
+                chooser.run()
+        return choosers
 
     def _do_later(self) -> None:
         """Send texts, and note what was done: what the next step does not depend on."""
@@ -368,10 +452,8 @@ class Engine:
         An exception from one generation ends only that one.
         """
         accepted = [0] * len(plan.parts)
-        if self._helpers is not None and len(plan.parts) >= 2 * LEAST_CHOICES:
-            self._choose_together(self._helpers, plan, logits)
         for at, (part, rows) in enumerate(zip(plan.parts, plan.logits, strict=True)):
-            if rows.start == rows.stop:
+            if rows.start == rows.stop or part.generation.finish_reason:
                 continue
             try:
                 following = part.generation.score_prompt(logits[rows]) if part.scored else logits[rows]
@@ -381,30 +463,15 @@ class Engine:
                 part.generation.fail(error)
         return accepted
 
-    @staticmethod
-    def _choose_together(helpers: ThreadPoolExecutor, plan: Plan, logits: NDArray[np.float32]) -> None:
-        """Choose the next tokens of all generations that need nothing else for it, on several threads."""
-        begun = (
-            part.generation.begin(logits[rows.start])
-            for part, rows in zip(plan.parts, plan.logits, strict=True)
-            if rows.start < rows.stop and not part.scored
-        )
-        choices = [choice for choice in begun if choice is not None]
-        shares = max(min(MOST_HELPERS + 1, len(choices) // LEAST_CHOICES), 1)
-        helped = [helpers.submit(_run_all, choices[share::shares]) for share in range(1, shares)]
-        _run_all(choices[::shares])
-        for share in helped:
-            share.result()
-
     def _commit(self, plan: Plan, accepted: list[int]) -> None:
-        """Record what was computed, truncate rejected drafts, send text."""
+        """Record what was computed, truncate what is not part of the answer, send text."""
         for part, right in zip(plan.parts, accepted, strict=True):
             generation, sequence = part.generation, part.generation.sequence
             self.kv.advance(sequence, len(part))
             if not generation.generated:
                 continue
-            # The last token's row is never reused: its logits are needed to continue the sequence.
-            if part.drafts:
+            if self._begun is None and self.runner.info.can_truncate:
+                # The last token's row is never reused: its logits are needed to continue the sequence.
                 first = sequence.computed - len(part.drafts)
                 self.kv.cut(sequence, min(first + right, len(sequence.tokens) - 1))
             window = generation.roll_if_full() if generation.finish_reason is None else None
@@ -413,15 +480,16 @@ class Engine:
                 sequence.replace(window)
             self._later.append(generation.send_text)
         self._rows_unspilled += max(len(plan), LEAST_ROWS)
-        if self._rows_unspilled >= SPILL_ROWS:
+        if self._rows_unspilled >= SPILL_ROWS and self._begun is None:
             self._rows_unspilled = 0
             self._spill()
 
-    def _note(self, plan: Plan, began: float, ran: float, accepted: int) -> None:
+    def _note(self, begun: _Begun, ran: float, accepted: int) -> None:
         """Record a step in the journal and learn from its time. ran: when the runner finished."""
+        plan, began = begun.plan, begun.began
         step = StepRecord(len(plan) - plan.decoded - plan.drafted, plan.decoded, plan.drafted, ran - began)
         self._later.append(partial(self.journal.note, step, began, plan.work))
-        took = self._clock() - began
+        took = (self._begun.began if self._begun else self._clock()) - began
         self.scheduler.observe(plan, took, accepted)
         if self._costs is not None and not (plan.decoded or plan.drafted or plan.images):
             self._costs.observe(COMPUTED, len(plan), took)
@@ -510,6 +578,5 @@ class Engine:
         self.journal.cancel()
 
 
-def _run_all(choices: list[Callable[[], None]]) -> None:
-    for choose in choices:
-        choose()
+def _raise(error: LocalLLMError) -> NDArray[np.float32]:
+    raise error

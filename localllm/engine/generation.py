@@ -1,7 +1,7 @@
 """One request in progress."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from localllm.engine.request import (
     kept_first,
     roll,
 )
-from localllm.engine.sampling import Sampler, check_model, token_logprob
+from localllm.engine.sampling import Chooser, Sampler, check_model, token_logprob
 from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.engine.speculation import Speculation
 from localllm.engine.stream import EventWriter
@@ -167,17 +167,31 @@ class Generation:
         self._note_scores()
         return rows[scored:]
 
-    def begin(self, row: NDArray[np.float32]) -> Callable[[], None] | None:
-        """What chooses the first token of `sample`, to be called on any thread before it; None where it needs more.
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer goes on after the next token, and needs only that token for it.
+
+        The token itself may still end it: an end of turn, or the end of a stop string.
+        """
+        request, stream = self.request, self.writer.stream
+        return (
+            self.finish_reason is None
+            and not (stream.cancelled or stream.full)
+            and self.tokens_left > 1
+            and len(self.sequence.tokens) + 1 < self.context
+            and self._constraint is None
+            and request.sampling.logprobs is None
+            and request.time_limit_s is None
+        )
+
+    def begin(self, row: NDArray[np.float32]) -> Chooser | None:
+        """What chooses the first token of `sample`, once it has run, on any thread; None where more is needed.
 
         row: the first one of `sample`.
         """
-        request = self.request
-        if self._constraint or request.max_tokens == 0 or request.prompt_logprobs is not None:
+        if self._constraint or self.request.max_tokens == 0 or self.request.prompt_logprobs is not None:
             return None
-        if request.ignore_eos or self.generated < request.min_tokens:
-            return None
-        return self._sampler.begin(row)
+        return self._sampler.begin(row, self._banned)
 
     def sample(self, rows: NDArray[np.float32], drafts: Sequence[int]) -> int:
         """Sample from each row in turn, until a sampled token differs from the draft.
@@ -275,13 +289,16 @@ class Generation:
     def _sample(self, row: NDArray[np.float32]) -> None:
         """Sample a token; append it and the tokens that the constraint forces after it."""
         allowed = self._constraint.mask() if self._constraint else None
-        goes_on = allowed is None and (self.request.ignore_eos or self.generated < self.request.min_tokens)
-        banned = self._eog if goes_on else None
-        token_id, logprob = self._sampler.sample(row, allowed, banned)
+        token_id, logprob = self._sampler.sample(row, allowed, self._banned if allowed is None else None)
         self.writer.sampled()
         self._take(token_id, logprob)
         if self._constraint:
             self._take_forced()
+
+    @property
+    def _banned(self) -> NDArray[np.intp] | None:
+        """The tokens that would end the answer, where it must go on."""
+        return self._eog if self.request.ignore_eos or self.generated < self.request.min_tokens else None
 
     @property
     def _line_limit_reached(self) -> bool:

@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 
 from gguf_io.image_rows import ImageRows
@@ -101,6 +101,15 @@ class Plan:
         self.logits.append(slice(len(self.wanted), len(self.wanted) + part.scored + last))
         self.wanted += [*range(first, first + part.scored), *range(end - last, end)]
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether each part is a decoding sequence, without drafts."""
+        return self.decoded == len(self.parts) and not self.drafted
+
+    def next(self, tokens: list[int]) -> "Plan":
+        """After a plan that only decodes: the next token of each of its sequences."""
+        return replace(self, tokens=tokens, positions=[position + 1 for position in self.positions])
+
 
 def fair_shares(wants: Sequence[int], budget: int) -> list[int]:
     """Share a budget of rows evenly; rows that one does not need go to the others."""
@@ -189,6 +198,17 @@ class Scheduler:
         if active and not plan.parts and not plan.again:
             self._preempt(plan)
         return plan
+
+    def next_is_known(self, plan: Plan) -> bool:
+        """Whether the step after a plan has the same sequences and no drafts, unless one of its tokens changes that."""
+        generations = [part.generation for part in plan.parts]
+        return (
+            plan.only_decodes
+            and len(generations) == len(self.running)
+            and all(generation.goes_on for generation in generations)
+            and self._drafter is None
+            and not any(self._drafts(plan, generations))
+        )
 
     def observe(self, plan: Plan, seconds: float, accepted: int) -> None:
         """Learn chunk sizes and the cost of speculation from a step's time. Steps with images are ignored.

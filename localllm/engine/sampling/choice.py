@@ -117,14 +117,23 @@ class Chooser:
         """Choose, on any thread, without the GIL."""
         choose(self._operation.ctypes.data, _memory(self.vocab_size).ctypes.data, 0, 1)
 
+    @property
+    def operation(self) -> int:
+        """Address of the operation that `run` runs."""
+        return self._operation.ctypes.data
+
+    @property
+    def token(self) -> int:
+        """The token that was chosen last; -1 if there was none to choose."""
+        return int(self._choice[Choice.TOKEN])
+
     def chosen(self, adjusted: bool = False) -> int:
         """The token that `run` chose. Raises as `choose` does."""
         if not adjusted:
             check_model(float(self._choice[Choice.HIGHEST]))
-        token_id = int(self._choice[Choice.TOKEN])
-        if token_id < 0:
+        if self.token < 0:
             raise no_choice()
-        return token_id
+        return self.token
 
     @property
     def log_total(self) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.engine.request import SamplingParams, TokenLogprob
-from localllm.engine.sampling.choice import Candidates, Chooser, check_model
+from localllm.engine.sampling.choice import HIGHEST_LOGIT, Candidates, Chooser, check_model
 from localllm.engine.sampling.penalties import DryPenalty, TokenHistory, add_bias, penalise_repeats
 from localllm.engine.sampling.watermark import Watermark
 from localllm.errors import RequestError
@@ -64,19 +64,18 @@ class Sampler:
         self._mu = 2 * params.mirostat_tau if params.mirostat and params.temperature > 0 else None
         self._last: Candidates | None = None
 
-    def begin(self, logits: NDArray[np.float32]) -> Callable[[], None] | None:
-        """What chooses the token that `sample` returns next for these logits, to be called on any thread before it.
+    def begin(self, logits: NDArray[np.float32], banned: NDArray[np.intp] | None = None) -> Chooser | None:
+        """What chooses the token that `sample` returns next for these logits, once it has run, on any thread.
 
-        None where `sample` has to do more than choose. Nothing is masked.
+        None where `sample` needs more than its choice. banned: as for `sample`.
         """
-        changes = self._changes_logits or self._watermark is not None or self._params.post_sampling_probs
-        if self._params.temperature == 0 or self._mu is not None or changes:
+        if self._mu is not None or self._params.post_sampling_probs or logits.shape != (self.vocab_size,):
             return None
-        if logits.shape != (self.vocab_size,) or not logits.flags.c_contiguous:
+        if not logits.flags.c_contiguous or (self._adjusts(banned) and not float(logits.max()) < HIGHEST_LOGIT):
             return None
-        self._chooser.prepare(logits, None, *self._uniforms())
+        self._chooser.prepare(self._changed(logits, banned), None, *self._uniforms())
         self._begun = True
-        return self._chooser.run
+        return self._chooser
 
     def sample(
         self,
@@ -131,8 +130,8 @@ class Sampler:
             )
         if self._begun:
             self._begun = False
-            return self._chooser.chosen()
-        adjusted = self._changes_logits or banned is not None
+            return self._chooser.chosen(self._adjusts(banned))
+        adjusted = self._adjusts(banned)
         if self._params.temperature == 0 and allowed is None and not adjusted and self._watermark is None:
             token_id = int(logits.argmax())
             check_model(float(logits[token_id]))
@@ -140,9 +139,7 @@ class Sampler:
                 return token_id
         if adjusted:
             check_model(float(logits.max()))
-            logits = self._adjust(logits, banned)
-        if self._watermark is not None:
-            logits = self._watermark.raised(logits, self._adjusted)
+        logits = self._changed(logits, banned)
         uniform, coin = self._uniforms()
         token_id = self._chooser.choose(logits, allowed, uniform, coin, self._mu, adjusted)
         if self._mu is not None:
@@ -164,14 +161,21 @@ class Sampler:
         others = tuple((int(drawn.ids[at]), math.log(drawn.probabilities[at])) for at in best)
         return TokenLogprob(token_id, math.log(own), others)
 
-    def _adjust(self, logits: NDArray[np.float32], banned: NDArray[np.intp] | None) -> NDArray[np.float32]:
-        adjusted = self._adjusted
-        np.copyto(adjusted, logits)
-        with np.errstate(over="ignore"):  # a logit pushed below float32 is minus infinity, as it should be
-            self._penalise(adjusted)
-        if banned is not None:
-            adjusted[banned] = -np.inf
-        return adjusted
+    def _adjusts(self, banned: NDArray[np.intp] | None) -> bool:
+        return self._changes_logits or banned is not None
+
+    def _changed(self, logits: NDArray[np.float32], banned: NDArray[np.intp] | None) -> NDArray[np.float32]:
+        """What the token is chosen by: the logits, or a copy with bias, penalties, bans and watermark."""
+        if self._adjusts(banned):
+            np.copyto(self._adjusted, logits)
+            logits = self._adjusted
+            with np.errstate(over="ignore"):  # a logit pushed below float32 is minus infinity, as it should be
+                self._penalise(logits)
+            if banned is not None:
+                logits[banned] = -np.inf
+        if self._watermark is not None:
+            logits = self._watermark.raised(logits, self._adjusted)
+        return logits
 
     def _penalise(self, logits: NDArray[np.float32]) -> None:
         params = self._params

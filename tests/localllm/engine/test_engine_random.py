@@ -34,7 +34,7 @@ from localllm.engine.sampling import Sampler, token_logprob
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import GenerationStream, fold
 from localllm.errors import ContextOverflowError, QueueFullError
-from tests.fakes.fake_runner import FakeRunner
+from tests.fakes.aside_runner import AsideRunner
 from tests.fakes.letter_vocabulary import LETTERS, LetterVocabulary
 
 STEPS = int(os.environ.get("LOCALLLM_RANDOM_STEPS", "2500"))
@@ -74,7 +74,7 @@ class Request:
         self.events += self.stream.poll()
 
 
-class TypedRunner(FakeRunner):
+class TypedRunner(AsideRunner):
     """Its exports cannot be used by a runner with other KV types."""
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
@@ -114,6 +114,7 @@ class Work:
             "pages": int(chance.integers(20, 60)),
             "can_truncate": bool(chance.random() < 0.8),
             "max_rows": int(chance.integers(3, 40)),
+            "computes_aside": bool(chance.random() < 0.5),
         }
         self.copies = int(chance.integers(100, 3000)) if chance.random() < 0.5 else 0
         patches.setattr(scheduler, "TURN_S", float(chance.choice([0.0, 0.001, 2.0])))

@@ -1,7 +1,7 @@
-"""A runner whose device computes by itself: texts are sent meanwhile, and answers stay the same."""
+"""A runner whose device computes by itself: steps are begun ahead, texts are sent meanwhile, answers stay the same."""
 
-import threading
-from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,41 +10,22 @@ from numpy.typing import NDArray
 
 from localllm.engine import engine
 from localllm.engine.engine import Engine
-from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
-from localllm.engine.sampling.choice import Chooser
+from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
+from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import Completion, GenerationStream
+from localllm.errors import LocalLLMError
+from tests.fakes.aside_runner import AsideRunner
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 
 PIECES = dict(enumerate([b"", "é".encode()[:1], "é".encode()[1:], b"ab", b"bc", b"a"]))
+PENALISED = SamplingParams(seed=3, repeat_penalty=1.3, logit_bias={9: -2.0}, dry_multiplier=0.5)
+MARKED = SamplingParams(seed=4, watermark_key="key", watermark_delta=2.0)
 
 
-class Device(FakeRunner):
-    """Computes when its result is waited for. meanwhile: called right before that."""
-
-    def __init__(self, **described: Any) -> None:
-        super().__init__(pages=400, computes_aside=True, **described)
-        self.meanwhile: Callable[[], None] = lambda: None
-        self.busy = False
-
-    def begin(self, *rows: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
-        """Begin a step, and let nothing else use the runner until its end."""
-        self.busy = True
-
-        def wait() -> NDArray[np.float32]:
-            self.meanwhile()
-            self.busy = False
-            return FakeRunner.run(self, *rows)
-
-        return wait
-
-    def truncate_sequence(self, sequence: int, length: int) -> None:
-        assert not self.busy
-        super().truncate_sequence(sequence, length)
-
-    def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
-        assert not self.busy
-        return super().export_kv(sequence, start, stop)
+@pytest.fixture(autouse=True)
+def _no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftLength, "choose", lambda *_: 0)
 
 
 def request(number: int, **others: Any) -> GenerationRequest:
@@ -58,28 +39,50 @@ def submitted(runner: FakeRunner) -> tuple[Engine, list[GenerationStream]]:
     plain = [request(number) for number in range(4)]
     stopped = request(4, stop=("abc", "BC"), max_tokens=400)
     many = [request(number, ignore_eos=number % 2 == 0, min_tokens=number % 3) for number in range(6, 12)]
+    changed = [request(12, sampling=PENALISED), request(13, sampling=MARKED)]
+    rolling = request(14, context_limit=30, context_policy=ContextPolicy.ROLLING, max_tokens=60)
     told = request(5, sampling=SamplingParams(temperature=1, seed=5, logprobs=2))
-    return running, [running.submit(one) for one in (*plain, stopped, told, *many)]
+    return running, [running.submit(one) for one in (*plain, stopped, *many, *changed, rolling, told)]
+
+
+def run(running: Engine) -> None:
+    while running.step():
+        running.check_integrity()
 
 
 def answers(runner: FakeRunner) -> list[Completion]:
     running, streams = submitted(runner)
-    while running.step():
-        running.check_integrity()
+    run(running)
     running.close()
     return [stream.collect() for stream in streams]
 
 
-@pytest.mark.parametrize("helpers", [1, 3])
-def test_answers_are_those_of_a_runner_that_computes_at_once(helpers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MOST_HELPERS", helpers)
-    for beside, alone in zip(answers(Device()), answers(FakeRunner(pages=400)), strict=True):
+def ahead(running: Engine) -> bool:
+    """Do a step; whether the next one was begun within it."""
+    runner = running.runner
+    assert isinstance(runner, AsideRunner)
+    running.step()
+    return runner.busy
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_answers_are_those_of_a_runner_that_computes_at_once(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "CHOOSERS", threads)
+    for beside, alone in zip(answers(AsideRunner(pages=400)), answers(FakeRunner(pages=400)), strict=True):
         assert (beside.token_ids, beside.text, beside.logprobs) == (alone.token_ids, alone.text, alone.logprobs)
         assert (beside.last.finish_reason, beside.last.counts) == (alone.last.finish_reason, alone.last.counts)
 
 
+def test_a_step_is_begun_before_the_tokens_of_the_one_before_are_worked_up() -> None:
+    running = Engine(AsideRunner(pages=400), FakeVocabulary())
+    stream = running.submit(request(1, max_tokens=40))
+    began = "".join("-a"[ahead(running)] for _ in range(45)).strip("-")
+    # Every 17th step is scheduled; a last token is known to be the last.
+    assert began == f"{'a' * 16}-{'a' * 16}-{'a' * 4}" and len(stream.collect().token_ids) == 40
+
+
 def test_the_text_of_a_step_is_sent_while_the_next_one_is_computed() -> None:
-    runner = Device()
+    runner = AsideRunner(pages=400)
     running = Engine(runner, FakeVocabulary())
     stream = running.submit(request(1))
     came: list[int] = []
@@ -93,40 +96,109 @@ def test_the_text_of_a_step_is_sent_while_the_next_one_is_computed() -> None:
     assert [count for count in came if count] == [1] * 30
 
 
-def test_a_step_that_fails_ends_its_requests_and_no_text_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Device()
-    running, streams = submitted(runner)
-    for _ in range(12):
+def cached_tokens(runner: FakeRunner, wanted: GenerationRequest) -> tuple[Completion, list[list[int]]]:
+    running = Engine(runner, FakeVocabulary(PIECES))
+    stream = running.submit(wanted)
+    run(running)
+    cached = [runner.history(handle) for handle in running.kv.cache.check_integrity()]
+    running.close()
+    return stream.collect(), cached
+
+
+@pytest.mark.parametrize("stop", ["abc", "BC", "a"])
+def test_the_cache_holds_what_belongs_to_an_answer_that_a_stop_string_ended(stop: str) -> None:
+    """The device has computed one token more when the stop string is found."""
+    for number in range(8):
+        wanted = request(number, stop=(stop,), max_tokens=240)
+        beside, alone = (cached_tokens(kind(pages=400), wanted) for kind in (AsideRunner, FakeRunner))
+        assert beside[0].text == alone[0].text and beside[1] == alone[1]
+        assert beside[1] == [[*wanted.prompt, *beside[0].token_ids][:-1]]
+
+
+def begun(number: int, **others: Any) -> tuple[Engine, GenerationStream]:
+    """An engine that has begun a step of one answer ahead."""
+    running = Engine(AsideRunner(pages=400), FakeVocabulary())
+    stream = running.submit(request(number, **others))
+    while not ahead(running):
+        pass
+    return running, stream
+
+
+def test_a_new_request_waits_for_no_more_than_the_step_that_was_begun() -> None:
+    running, first = begun(1)
+    second = running.submit(request(2))
+    assert not ahead(running), "the step that was begun has ended"
+    running.step()
+    assert len(running.scheduler.running) == 2
+    run(running)
+    assert len(first.collect().token_ids) == 31 and len(second.collect().token_ids) == 32
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_nothing_is_begun_ahead_for_who_has_left_or_reads_too_slowly(cancelled: bool) -> None:
+    running, stream = begun(1, max_tokens=400)
+    if cancelled:
+        stream.cancel()
+        assert not ahead(running)
+        run(running)
+        last = stream.collect().last
+        assert last.finish_reason is FinishReason.CANCELLED and last.counts.generated == 3
+        return
+    while not stream.full:
         running.step()
+        running.check_integrity()
+    assert not ahead(running) and not ahead(running)
+    tokens = [token for event in stream.poll() for token in event.token_ids]
+    run(running)
+    assert len(tokens) + len(stream.collect().token_ids) == 400
 
-    def fail(*_: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
-        raise RuntimeError("the device is lost")
 
+def test_questions_are_answered_between_steps() -> None:
+    running, stream = begun(1)
+    asked = running.inspect()
+    assert not ahead(running) and not asked.done()
+    running.step()
+    [found] = asked.result().requests
+    assert found.computed == found.tokens - 1 == 19 + 2
+    run(running)
+    assert len(stream.collect().token_ids) == 31
+
+
+def test_the_runner_is_closed_after_the_step_that_was_begun() -> None:
+    running, stream = begun(1)
+    running.close()
+    assert stream.collect().last.finish_reason is FinishReason.CANCELLED
+
+
+class DeviceError(LocalLLMError):
+    """What a device reports."""
+
+
+def fail(error: Exception) -> NDArray[np.float32]:
+    raise error
+
+
+@pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError("the device is lost"), DeviceError("the device is lost")])
+def test_a_step_that_fails_ends_its_requests_and_no_text_is_lost(
+    error: Exception, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """later: when the step is waited for, not when it is begun."""
+    runner = AsideRunner(pages=400)
+    running = Engine(runner, FakeVocabulary(PIECES))
+    streams = [running.submit(request(number)) for number in (1, 2, 3)]
+    while not ahead(running):
+        pass
     read = [sum(len(event.token_ids) for event in stream.poll()) for stream in streams]
-    monkeypatch.setattr(runner, "begin", fail)
-    with pytest.raises(RuntimeError, match="lost"):
-        running.step()
+    monkeypatch.setattr(runner, "begin", lambda *_: partial(fail, error) if later else fail(error))
+    with nullcontext() if isinstance(error, DeviceError) else pytest.raises(RuntimeError, match="lost"):
+        while running.step():
+            pass
     running.close()
     for before, stream in zip(read, streams, strict=True):
         rest = stream.collect()
-        assert before + len(rest.token_ids) == rest.last.counts.generated
-
-
-def test_tokens_are_chosen_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MOST_HELPERS", 2)
-    run, threads = Chooser.run, set()
-
-    def noted(chooser: Chooser) -> None:
-        threads.add(threading.current_thread().name)
-        run(chooser)
-
-    monkeypatch.setattr(Chooser, "run", noted)
-    running = Engine(Device(), FakeVocabulary())
-    streams = [running.submit(request(number)) for number in (1, 2, 4, 5, 7, 8)]
-    while running.step():
-        pass
-    running.close()
-    assert len(threads) > 1 and all(stream.collect().token_ids for stream in streams)
+        assert before + len(rest.token_ids) == rest.last.counts.generated >= 2
+        assert rest.last.finish_reason is FinishReason.ERROR or isinstance(error, RuntimeError)
 
 
 def test_a_fault_of_one_answer_ends_no_other() -> None:
@@ -134,10 +206,9 @@ def test_a_fault_of_one_answer_ends_no_other() -> None:
         if history[0] == 5 and len(history) > 22:
             row[7] = np.nan
 
-    running = Engine(Device(bias=spoil), FakeVocabulary())
+    running = Engine(AsideRunner(pages=400, bias=spoil), FakeVocabulary())
     streams = [running.submit(request(number)) for number in (1, 2, 4, 5, 7, 8)]
-    while running.step():
-        pass
+    run(running)
     running.close()
     ended = [stream.collect().last.finish_reason for stream in streams]
     assert ended.count(FinishReason.ERROR) == 1 and ended[2] is FinishReason.ERROR

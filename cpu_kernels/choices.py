@@ -1,0 +1,125 @@
+"""Chooses tokens from many rows of logits in one call, with the help of other threads.
+
+Unlike the threads of a program (cpu_kernels.threads), helpers never spin and are not waited for: the caller makes all
+choices that no helper has begun. So one that wakes late, because other programs use its core, delays nobody.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from cpu_kernels.choosing import choose, memory_bytes
+from cpu_kernels.declarations import inner
+from cpu_kernels.kernel import compile_all, kernel
+from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.records import Step, field
+from cpu_kernels.simd.threads import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_kernel,
+    microseconds,
+    pause,
+    sleep,
+    ticks,
+    wake,
+)
+
+# One cache line each: how many choices there are and the next one that nobody has begun, in one number; how many were
+# made since the beginning; callers asleep until all are made; calls; helpers asleep until the next; and what is fixed.
+_CLAIMS, _MADE, _ASLEEP, _CALLS, _PARKED, _FIXED = (64 * i for i in range(6))
+# Fixed: the choices' operations of `choose`, the address of its code, a step record for each thread, whether to end.
+_OPERATIONS, _CHOOSE, _RECORDS, _ENDS = range(4)
+_BITS = 20
+_MASK = (1 << _BITS) - 1
+_SPIN_US = 20
+
+
+@inner
+def _make(control: int, thread: int) -> None:
+    """Make choices until all are begun."""
+    fixed = control + _FIXED
+    record = field(fixed, _RECORDS) + thread * (8 * Step.SIZE)
+    claimed = atomic_add(control + _CLAIMS, 1)
+    while claimed & _MASK < claimed >> _BITS:
+        call_kernel(field(fixed, _CHOOSE), field(field(fixed, _OPERATIONS), claimed & _MASK), record, 0, 1)
+        atomic_add(control + _MADE, 1)
+        # A full fence, like the addition: a caller that is not counted here sees the choice and stays awake.
+        if atomic_add(control + _ASLEEP, 0) > 0:
+            wake(control + _MADE)
+        claimed = atomic_add(control + _CLAIMS, 1)
+
+
+@kernel()
+def choose_all(control: int, count: int, thread: int, threads: int) -> None:
+    """Make `count` choices, and wait for those that helpers have begun."""
+    made = atomic_load(control + _MADE)
+    goal, until = made + count, ticks() + microseconds(_SPIN_US)
+    atomic_store(control + _CLAIMS, count << _BITS)
+    atomic_add(control + _CALLS, 1)
+    if atomic_add(control + _PARKED, 0) > 0:
+        wake(control + _CALLS)
+    _make(control, 0)
+    while made != goal:
+        if ticks() < until:
+            pause()
+        else:
+            atomic_add(control + _ASLEEP, 1)
+            sleep(control + _MADE, made)
+            atomic_add(control + _ASLEEP, -1)
+        made = atomic_load(control + _MADE)
+
+
+@kernel()
+def help_choosing(control: int, step: int, thread: int, threads: int) -> None:
+    """Make choices whenever there are some, asleep in between, until the team ends."""
+    seen = 0
+    while field(control + _FIXED, _ENDS) == 0:
+        calls = atomic_load(control + _CALLS)
+        if calls != seen:
+            seen = calls
+            _make(control, thread)
+        else:
+            atomic_add(control + _PARKED, 1)
+            sleep(control + _CALLS, seen)
+            atomic_add(control + _PARKED, -1)
+
+
+class ChoosingTeam:
+    """`threads` threads, the caller's included, that make many choices at once. One thread may call it at a time."""
+
+    def __init__(self, threads: int, most: int, vocab_size: int) -> None:
+        """most: choices in a call. vocab_size: logits of each."""
+        size = memory_bytes(vocab_size)
+        self._scratch = aligned_zeros((threads, size), np.uint8)
+        self._records = aligned_zeros((threads, int(Step.SIZE)), np.int64)
+        self._records[:, Step.SCRATCH] = self._scratch.ctypes.data + size * np.arange(threads)
+        self._operations = aligned_zeros((most,), np.int64)
+        self._control = aligned_zeros((_FIXED // 8 + 8,), np.int64)
+        compile_all([choose, choose_all, help_choosing])
+        self._fixed = self._control[_FIXED // 8 :]
+        self._fixed[:_ENDS] = self._operations.ctypes.data, choose.address, self._records.ctypes.data
+        self._helpers = [
+            threading.Thread(target=self._help, args=(thread,), name=f"localllm-choose-{thread}", daemon=True)
+            for thread in range(1, threads)
+        ]
+        for helper in self._helpers:
+            helper.start()
+
+    def run(self, operations: Sequence[int]) -> None:
+        """Make choices, given the addresses of operations of `choose`, each with `vocab_size` logits at most."""
+        self._operations[: len(operations)] = operations
+        choose_all(self._control.ctypes.data, len(operations), 0, 1)
+
+    def close(self) -> None:
+        """Stop the helpers. Idempotent."""
+        self._fixed[_ENDS] = 1
+        self.run([])
+        for helper in self._helpers:
+            helper.join()
+        self._helpers = []
+
+    def _help(self, thread: int) -> None:
+        # A method, so that the helper keeps the memory alive.
+        help_choosing(self._control.ctypes.data, 0, thread, 1)
