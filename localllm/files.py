@@ -158,6 +158,11 @@ def file_problem(path: Path) -> str:
     return "" if stat.S_ISREG(mode) else "it is not a regular file"
 
 
+def with_slashes(path: str) -> str:
+    """A path that a user wrote on this system, with slashes, which Windows takes too."""
+    return path.replace(os.sep, "/")
+
+
 def user_path(text: str) -> Path:
     """The path that a user wrote, with ~ expanded; with an unknown user name it stays unchanged."""
     return Path(os.path.expanduser(text))

@@ -238,5 +238,9 @@ def _unlinked(path: Path) -> int:
     if not os.path.isfile(path):
         return 0
     size = disk_bytes(path.stat())
-    path.unlink()
+    try:
+        path.unlink()
+    except PermissionError as error:  # on Windows also while a program has loaded it
+        log.warning("%s stays: %s. `localllm rm --unfinished` removes it later.", path, error.strerror)
+        return 0
     return size

@@ -1,6 +1,7 @@
 """The file picker after an at sign."""
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from localllm.text import human_bytes
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
-from tui.widgets.completion import list_files, ranked, size_of
+from tui.widgets.completion import list_files, matching_paths, ranked, size_of
 
 PATHS = ["src/engine/cache.py", "docs/cache.md", "tests/test_cache_of_pages.py", "src/charge/eraser.py", "README.md"]
 
@@ -29,6 +30,18 @@ def test_files_are_ranked_by_where_the_letters_are(letters: str, best: list[str]
     assert [choice.path for choice in ranked(PATHS, letters, 8)][: len(best)] == best
     for choice in ranked(PATHS, letters, 8):
         assert "".join(choice.path[place] for place in choice.letters).lower() == letters.lower()
+
+
+@pytest.mark.parametrize(("begun", "found"), [("folder\\", ["b.gguf", "of/"]), ("folder\\of\\", ["a.gguf"])])
+def test_paths_with_backslashes_are_completed_on_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str, found: list[str]
+) -> None:
+    (tmp_path / "folder/of").mkdir(parents=True)
+    for name in ("folder/of/a.gguf", "folder/b.gguf"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(os, "sep", "\\")
+    prefix = f"{tmp_path.as_posix()}/{begun}".replace("\\", "/")
+    assert sorted(matching_paths(f"{tmp_path}\\{begun}", 9)) == [f"{prefix}{name}" for name in found]
 
 
 def test_letters_that_fit_in_very_many_ways_are_found_in_one() -> None:

@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 from cpu_kernels.limits import available_memory
 from localllm.background import in_thread
 from localllm.errors import LocalLLMError
-from localllm.files import user_path
+from localllm.files import user_path, with_slashes
 from localllm.text import columns_of, counted, harmless, human_bytes, human_speed
 from tui.backend import Backend, ModelChoice, short_name
 from tui.status import MUTED
@@ -24,7 +24,7 @@ from tui.widgets.completion import matching_paths
 from tui.widgets.frame import KeyBar
 
 MOST_PATHS = 1000
-_DRIVE = re.compile(r"[A-Za-z]:[/\\\\]")  # on Windows
+_DRIVE = re.compile(r"[A-Za-z]:/")  # on Windows
 
 
 class ModelsScreen(ModalScreen[str | None]):
@@ -105,6 +105,7 @@ class ModelsScreen(ModalScreen[str | None]):
 
     def _is_path(self, text: str) -> bool:
         """Whether the user types a path, not a name or the address of a model."""
+        text = with_slashes(text)
         begun = text.startswith(("/", "./", "../", "~/")) or bool(_DRIVE.match(text))
         return begun or ("/" in text and "://" not in text and os.path.isdir(user_path(text.rpartition("/")[0])))
 

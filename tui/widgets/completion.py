@@ -17,7 +17,7 @@ from gguf_io.system import read_file
 from localllm.background import in_thread
 from localllm.chats.saved import saved_names
 from localllm.extraction import packed_suffix
-from localllm.files import decoded, listed, user_path
+from localllm.files import decoded, listed, user_path, with_slashes
 from localllm.text import counted, harmless, human_bytes
 from tui.status import MUTED
 
@@ -152,6 +152,7 @@ def _file_row(choice: FileChoice, columns: int, size: str = "") -> Content:
 
 def matching_paths(beginning: str, limit: int) -> list[str]:
     """Paths that start with the given text, folders with a trailing slash; hidden ones only if the name is begun."""
+    beginning = with_slashes(beginning)
     folder, _, name = beginning.rpartition("/")
     base = user_path(folder + "/" if beginning.startswith("/") or folder else ".")
     entries = sorted(listed(base), key=lambda path: (not os.path.isdir(path), path.name.lower()))

@@ -150,6 +150,32 @@ def test_rm_and_cp(
     assert stored(home) == {}
 
 
+def test_files_that_a_program_holds_stay_until_later(
+    server: ModelServer,
+    home: Path,
+    tiny_gguf: bytes,
+    command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Windows refuses to remove a file while a program has it in memory."""
+    server.add_ollama("library/held", "latest", {"model": tiny_gguf, "system": b"Be brief."})
+    held, unlink = pull(f"{server.host}/library/held", SETTINGS).path, Path.unlink
+
+    def refuse_held(path: Path, missing_ok: bool = False) -> None:
+        if path == held:
+            raise PermissionError(errno.EACCES, "Access is denied")
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse_held)
+        assert command("rm", f"{server.host}/library/held") == 0
+        assert f"{held} stays: Access is denied." in capsys.readouterr().err
+    assert list(users_models(SETTINGS)) == [] and list(held.parent.iterdir()) == [held]
+    assert command("rm", "--unfinished") == 0
+    assert not held.exists()
+
+
 def test_rm_leaves_other_programs_models_alone(
     full_home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
