@@ -168,6 +168,19 @@ def test_a_header_may_end_with_the_file(kind: str, tmp_path: Path) -> None:
         assert (value if isinstance(value, str | int | float) else list(value)) == expected
 
 
+@pytest.mark.parametrize("at_once", [1, 24, 100])
+def test_texts_are_whole_however_much_is_read_at_once(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(header, "READ_AT_ONCE", at_once)
+    words = ["x" * (number % 23) for number in range(200)]
+    path = tmp_path / "texts.gguf"
+    texts = array("a.b", STRING, len(words), b"".join(map(string, words)))
+    path.write_bytes(gguf_file([text("general.architecture", "llama"), texts]))
+    with open_model(path) as model:
+        assert list(model.metadata["a.b"]) == words  # type: ignore[arg-type]
+
+
 def test_header_over_the_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.gguf"
     path.write_bytes(gguf_file([text("a", "x" * 200)]))
