@@ -66,8 +66,9 @@ def verify(
     """Compare stored models with their SHA-256. Every file is read in full.
 
     Ollama's models are verified too, but only localllm's own are repaired. A damaged file stays until a new one
-    replaces it. Exit status: 2 if a model stays damaged.
+    replaces it. Of models elsewhere, only the header is read. Exit status: 2 if a model stays damaged.
     """
+    from gguf_io import open_model
     from localllm.library.entry import Source
     from localllm.library.lookup import find, wanted_names
     from localllm.library.places import ollama_stores, own_store
@@ -81,8 +82,12 @@ def verify(
         known = {plain(name) for model in models for name in model.names} | {plain(error.name) for error in unusable}
         for name in names:
             if known.isdisjoint(wanted_names(name)):
-                find(name, settings)
-                warn(f"{name} is not verified: there is no SHA-256 for models outside localllm's and Ollama's stores.")
+                with open_model(find(name, settings).path):
+                    pass  # raises for what is no model, or is cut
+                warn(
+                    f"{name} is not verified beyond its header: there is no SHA-256 for models outside localllm's and "
+                    "Ollama's stores."
+                )
         wanted = {each for name in names for each in wanted_names(name)}
         models = [model for model in models if not wanted.isdisjoint(map(plain, model.names))]
         unusable = [error for error in unusable if plain(error.name) in wanted]
@@ -100,7 +105,7 @@ def verify(
     if damaged_models:
         note(f"{damaged_models} of {counted(count, 'model')} damaged.")
         raise typer.Exit(ExitCode.REFUSED)
-    note(f"{counted(count, 'model')} verified." if count else "There are no stored models to verify.")
+    note(f"{counted(count, 'model')} verified." if count or names else "There are no stored models to verify.")
 
 
 def _repaired(name: str, settings: "Settings", damaged: "Collection[Path]") -> bool:

@@ -270,6 +270,19 @@ def test_verify_says_what_it_did_not_look_at(
     assert "2 models verified." in capsys.readouterr().err
 
 
+def test_a_file_elsewhere_is_a_model_or_refused(
+    home: Path, tiny_gguf: bytes, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "sound.gguf").write_bytes(tiny_gguf)
+    assert command("verify", str(home / "sound.gguf")) == 0
+    assert "is not verified beyond its header" in capsys.readouterr().err
+    (home / "cut.gguf").write_bytes(tiny_gguf[:-100])
+    (home / "notes.gguf").write_text("Buy milk.")
+    for name, reason in (("cut.gguf", "ends at byte"), ("notes.gguf", "not a GGUF file"), ("nothing.gguf", "")):
+        assert command("verify", str(home / name)) == 2
+        assert reason in capsys.readouterr().err
+
+
 def test_nothing_to_verify_is_said(home: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert command("verify") == 0
     assert "There are no stored models to verify." in capsys.readouterr().err
