@@ -129,7 +129,8 @@ Settings come from flags, else from variables LOCALLLM_*, else from the user's c
 
 def examples(command: str) -> str:
     """The examples at the end of a command's help; "\\b" keeps their line breaks."""
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[command])])
+    lines = [f"  {line}" for line in EXAMPLES.get(command, ())]
+    return "\n".join(["\b", "Examples:", *lines]) if lines else ""
 
 
 class PlainGroup(TyperGroup):

@@ -1,9 +1,13 @@
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from localllm.errors import SettingsError
-from localllm.settings import Settings, config_path, load_settings
+from localllm.front.options import COMPUTING
+from localllm.library.behaviour import SETTING_OF
+from localllm.settings import BOUNDS, SECRETS, Settings, config_path, load_settings
 from tests.systems import use_own_places
 
 
@@ -11,6 +15,15 @@ def settings_file(folder: Path, text: str) -> Path:
     path = folder / "config.toml"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def test_what_is_beside_the_fields_belongs_to_them() -> None:
+    """Every number has a range, every secret is hidden, and flags and models' parameters are settings."""
+    numbers = {one.name for one in fields(Settings) if {int, float} & {one.type, *get_args(one.type)}}
+    assert BOUNDS.keys() == numbers
+    assert {one.name for one in fields(Settings) if not one.repr} == SECRETS
+    names = {one.name for one in fields(Settings)}
+    assert COMPUTING.keys() - names == set() and set(SETTING_OF.values()) - names == set()
 
 
 def test_defaults_without_any_source(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ PROGRAM: Any = typer.main.get_command(ALL)
 
 
 def test_every_command_has_examples() -> None:
-    assert EXAMPLES.keys() == PROGRAM.commands.keys() - {"measure"}
+    commands = PROGRAM.commands.keys() - {"measure"}
+    assert commands - EXAMPLES.keys() == set(), "add examples to localllm/cli/help.py"
+    assert EXAMPLES.keys() - commands == set()
 
 
 def test_the_help_lists_every_command_once_and_measures_as_a_group() -> None:

@@ -1,11 +1,15 @@
 """Our OpenAPI, generated without a server."""
 
+import re
 import warnings
+from pathlib import Path
 from typing import Any, cast
 
 from localllm.server.app import create_app
 from localllm.server.operation import page
 from localllm.server.options import ServerOptions
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def described() -> dict[str, Any]:
@@ -31,3 +35,11 @@ def test_operation_ids_are_unique_and_every_route_says_what_it_does() -> None:
     ids = [operation["operationId"] for operation in operations]
     assert len(ids) == len(set(ids)) and len(ids) > 30
     assert all(operation.get("description") for operation in operations)
+
+
+def test_every_route_is_documented() -> None:
+    pages = "".join((DOCS / name).read_text("utf-8") for name in ("api.md", "page.md"))
+    paths = described()["paths"]
+    forms = {path: re.sub(r"\\{\w+\\}", r":\\w+", re.escape(path)) for path in paths}
+    missing = [path for path, form in forms.items() if not re.search(rf"[ `]{form}[`?]", pages)]
+    assert len(paths) > 30 and missing == [], "describe them in docs/api.md or docs/page.md"
