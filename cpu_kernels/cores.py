@@ -26,13 +26,15 @@ _HELPS = 0.4
 _MIDR = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
 
 
-def usable_cores() -> int:
+def usable_cores(cpus: Path = _CPUS, atoms: Path = _ATOMS) -> int:
     """Number of cores that this process may use and that help, not counting hyper-threads.
+
+    cpus, atoms: where Linux describes the processors, and lists Intel's efficient ones.
 
     One thread of matrix products saturates a core; a second thread on it would only wait. Work is shared by speed, but
     every core takes part in each barrier and in the traffic to memory, which few fast cores use up.
     """
-    return min(_distinct_cores(_fast_ones(_affinity())), _allowed())
+    return min(_distinct_cores(_fast_ones(_affinity(), cpus, atoms), cpus), _allowed())
 
 
 def usable_processors() -> int:
@@ -70,7 +72,7 @@ def largest_cache(folder: Path = _CPUS / "cpu0/cache") -> int:
     )
 
 
-def _fast_ones(processors: set[int], cpus: Path = _CPUS, atoms: Path = _ATOMS) -> set[int]:
+def _fast_ones(processors: set[int], cpus: Path, atoms: Path) -> set[int]:
     """Those of the processors that are not much slower than the fastest of them; all if the system does not tell."""
     if fast := sysctl_number("hw.perflevel0.logicalcpu"):  # macOS binds no process to cores
         return set(range(min(fast, len(processors))))
@@ -106,7 +108,7 @@ def _affinity() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _distinct_cores(processors: set[int], cpus: Path = _CPUS) -> int:
+def _distinct_cores(processors: set[int], cpus: Path) -> int:
     """Number of cores of these logical processors; at most the machine's cores if siblings are not reported."""
     siblings = set()
     for processor in processors:

@@ -108,12 +108,11 @@ def _is_ours(folder: OpenFolder, name: str) -> bool:
 
 
 @functools.cache
-def _usable_folder() -> OpenFolder | None:
-    """Open the folder, creating it for this user only; None if it is unusable (then kernels compile at every start).
+def _usable_folder(path: Path) -> OpenFolder | None:
+    """Open the cache, creating it for this user only; None if it is unusable (then kernels compile at every start).
 
     All access goes through the folder opened and checked here, even if its path changes meaning later.
     """
-    path = cache_directory()
     try:
         make_folder(path)
         folder = OpenFolder(path)
@@ -159,7 +158,7 @@ def write_measured(name: str, data: bytes) -> None:
 
 def _read(file: str, otherwise: str) -> bytes | None:
     """A file's content behind its digest. otherwise: the consequence to log if it cannot be used."""
-    folder = _usable_folder()
+    folder = _usable_folder(cache_directory())
     if folder is None:
         return None
     try:
@@ -182,7 +181,7 @@ def _digest(file: str, content: bytes) -> bytes:
 
 
 def _write(file: str, content: bytes, otherwise: str) -> None:
-    folder = _usable_folder()
+    folder = _usable_folder(cache_directory())
     if folder is None:
         return
     unfinished = f"{secrets.token_hex(8)}{_UNFINISHED}"

@@ -1,14 +1,31 @@
 """The choice of thread count: affinity, hyper-threads and control groups."""
 
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from cpu_kernels import cores
 from cpu_kernels.cores import processor_name, usable_cores, usable_processors
+
+NOWHERE = Path("/nowhere")
+Counted = Callable[..., int]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """Counts the cores of a process that may use some processors, without a quota."""
+    monkeypatch.setattr(cores, "processor_quota", lambda: math.inf)
+
+    def count(processors: Iterable[int], cpus: Path = NOWHERE, atoms: Path = NOWHERE) -> int:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(processors), raising=False)
+        return usable_cores(cpus, atoms)
+
+    return count
 
 
 def topology(folder: Path, siblings: list[str]) -> Path:
@@ -34,25 +51,29 @@ def test_affinity_bounds_the_threads() -> None:
     assert done.stdout.split() == ["1", "1"]
 
 
-def test_hyper_threads_share_a_core(tmp_path: Path) -> None:
+def test_hyper_threads_share_a_core(tmp_path: Path, counted: Counted) -> None:
     cpus = topology(tmp_path, ["0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"])
-    assert cores._distinct_cores(set(range(8)), cpus) == 4
-    assert cores._distinct_cores({0, 4}, cpus) == 1
-    assert cores._distinct_cores({0, 5, 6}, cpus) == 3
+    assert counted(range(8), cpus) == 4
+    assert counted({0, 4}, cpus) == 1
+    assert counted({0, 5, 6}, cpus) == 3
 
 
-def test_without_topology_no_more_than_the_machines_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_topology_no_more_than_the_machines_cores(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 8 if logical else 4)
-    assert cores._distinct_cores(set(range(8)), tmp_path) == 4
-    assert cores._distinct_cores({1, 2}, tmp_path) == 2
+    assert counted(range(8)) == 4
+    assert counted({1, 2}) == 2
     monkeypatch.setattr("psutil.cpu_count", lambda logical: None)
-    assert cores._distinct_cores({1, 2}, tmp_path) == 2
+    assert counted({1, 2}) == 2
 
 
 @pytest.mark.parametrize(("quota", "allowed"), [(0.1, 1), (1.5, 1), (3.0, 3)])
-def test_control_groups_bound_the_threads(quota: float, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_groups_bound_the_threads(
+    quota: float, allowed: int, tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpus = topology(tmp_path, [str(processor) for processor in range(8)])
+    assert counted(range(8), cpus) == 8
     monkeypatch.setattr(cores, "processor_quota", lambda: quota)
-    assert cores._allowed() == allowed
+    assert (counted(range(8), cpus), usable_processors()) == (allowed, allowed)
 
 
 def test_a_processor_has_the_systems_name(tmp_path: Path) -> None:
@@ -116,27 +137,38 @@ def speeds(folder: Path, name: str, values: list[int]) -> Path:
     ids=["4 + 4", "1 + 3 + 4", "equal", "three kinds", "nearly equal", "not reported"],
 )
 def test_slow_cores_get_no_thread(
-    name: str, values: list[int], atoms: str, fast: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    values: list[int],
+    atoms: str,
+    fast: set[int],
+    tmp_path: Path,
+    counted: Counted,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The slow processors are hyper-threads of one core here, so the count tells which ones were taken."""
     if atoms:  # Intel's
         monkeypatch.setattr("platform.machine", lambda: "x86_64")
     (tmp_path / "atoms").write_text(f"{atoms}\n")
     everything = set(range(len(values)))
-    assert cores._fast_ones(everything, speeds(tmp_path, name, values), tmp_path / "atoms") == fast
-    slow = everything - fast
-    if slow:  # a process that is bound to them uses them
-        assert cores._fast_ones(slow, tmp_path, tmp_path / "atoms") == slow
+    cpus = topology(speeds(tmp_path, name, values), [str(one) if one in fast else "slow" for one in sorted(everything)])
+    assert counted(everything, cpus, tmp_path / "atoms") == len(fast)
+    if slow := everything - fast:  # a process that is bound to them uses them
+        assert counted(slow, cpus, tmp_path / "atoms") == 1
 
 
-@pytest.mark.parametrize(("machine", "fast"), [("AMD64", {0, 1, 2, 3}), ("ARM64", {0, 1})])
-def test_windows_tells_which_cores_are_efficient(machine: str, fast: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("machine", "fast"), [("AMD64", 4), ("ARM64", 2)])
+def test_windows_tells_which_cores_are_efficient(
+    machine: str, fast: int, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(cores, "efficiency_classes", lambda: {0: 1, 1: 1, 2: 0, 3: 0})
-    assert cores._fast_ones({0, 1, 2, 3}, Path("/nowhere"), Path("/nowhere")) == fast
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 4)
+    assert counted(range(4)) == fast
 
 
-def test_macos_counts_its_performance_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_macos_counts_its_performance_cores(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 10)
     monkeypatch.setattr(cores, "sysctl_number", {"hw.perflevel0.logicalcpu": 8}.get)
-    assert cores._fast_ones(set(range(10))) == set(range(8))
+    assert counted(range(10)) == 8
     monkeypatch.setattr(cores, "sysctl_number", lambda _name: 0)
-    assert cores._fast_ones({0, 1}, Path("/nowhere"), Path("/nowhere")) == {0, 1}
+    assert counted(range(10)) == 10

@@ -264,7 +264,9 @@ from dataclasses import replace
 from llvmlite import binding
 from cpu_kernels import isa
 isa.TARGET = replace(isa.plain_target(isa.Isa("neon-dot")), triple="aarch64-unknown-linux-gnu")
-isa.ISA, isa.POLICY, isa._emitted = isa.TARGET.isa, isa.POLICIES[isa.TARGET.isa], [isa.TARGET.isa]
+isa.ISA, isa.POLICY = isa.TARGET.isa, isa.POLICIES[isa.TARGET.isa]
+emitting = isa.emitting(isa.ISA)
+emitting.__enter__()
 binding.initialize_all_targets()
 binding.initialize_all_asmprinters()
 from cpu_kernels import activations, attention, compiler, experts, kv_store, norms, sums, threads

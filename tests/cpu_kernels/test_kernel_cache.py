@@ -151,7 +151,8 @@ def _of_another_version(path: Path, _other: Path, data: bytes) -> None:
     """A whole file as another version wrote it."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kernel_cache, "_fingerprint", lambda: "0" * 24)
-        kernel_cache._write(path.name, data[kernel_cache._DIGEST_BYTES :], "")
+        write_kernel("one", CachedKernel(data[32:]))
+        (kernel_cache.cache_directory() / path.name).rename(path)
 
 
 def _filled_folder(path: Path) -> None:
@@ -200,25 +201,21 @@ def test_no_damage_gives_another_kernel_or_an_error(
 ) -> None:
     """A damaged file is named and counts as missing, and a new one replaces it unless that cannot be."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    kernel_cache._usable_folder.cache_clear()
-    try:
-        kernels = {"one": CachedKernel(b"one" * 700), "two": CachedKernel(b"two" * 700)}
-        for each, kernel in kernels.items():
-            write_kernel(each, kernel)
-        path, other = (kernel_cache.cache_directory() / f"{each}{SUFFIX}" for each in kernels)
-        DAMAGES[name](path, other, path.read_bytes())
-        assert read_kernel("one") is None
-        assert read_kernel("two") in (kernels["two"], None)
-        assert "one" in caplog.text and "it is compiled again" in caplog.text
-        caplog.clear()
-        write_kernel("one", kernels["one"])
-        if path.is_dir():
-            assert "cannot be kept" in caplog.text and read_kernel("one") is None
-        else:
-            assert (read_kernel("one"), path.is_symlink()) == (kernels["one"], False)
-        assert not list(path.parent.glob("*.unfinished"))
-    finally:
-        kernel_cache._usable_folder.cache_clear()
+    kernels = {"one": CachedKernel(b"one" * 700), "two": CachedKernel(b"two" * 700)}
+    for each, kernel in kernels.items():
+        write_kernel(each, kernel)
+    path, other = (kernel_cache.cache_directory() / f"{each}{SUFFIX}" for each in kernels)
+    DAMAGES[name](path, other, path.read_bytes())
+    assert read_kernel("one") is None
+    assert read_kernel("two") in (kernels["two"], None)
+    assert "one" in caplog.text and "it is compiled again" in caplog.text
+    caplog.clear()
+    write_kernel("one", kernels["one"])
+    if path.is_dir():
+        assert "cannot be kept" in caplog.text and read_kernel("one") is None
+    else:
+        assert (read_kernel("one"), path.is_symlink()) == (kernels["one"], False)
+    assert not list(path.parent.glob("*.unfinished"))
 
 
 def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Start) -> None:

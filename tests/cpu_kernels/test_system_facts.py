@@ -23,7 +23,7 @@ class Controls:
             return -1
         if to is not None:
             to[: len(value)] = value
-        size._obj.value = len(value)
+        ctypes.cast(size, ctypes.POINTER(ctypes.c_size_t))[0] = len(value)
         return 0
 
 
@@ -92,7 +92,7 @@ def test_efficiency_classes_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     def ask(to: Any, _size: Any, needed: Any, _process: None, _flags: int) -> int:
-        needed._obj.value = len(data)
+        ctypes.cast(needed, ctypes.POINTER(ctypes.c_uint32))[0] = len(data)
         if to is None:
             return 0
         to[: len(data)] = data

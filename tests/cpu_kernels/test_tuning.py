@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from cpu_kernels import PrefetchError, tuning
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel_cache import CACHE_VARIABLE, _usable_folder, cache_directory
+from cpu_kernels.kernel_cache import CACHE_VARIABLE, cache_directory
 from cpu_kernels.records import TILE_WIDTHS, Ahead, Step
 from cpu_kernels.tuning import CANDIDATES, PREFETCH_VARIABLE, Prefetch, measure, prefetch
 from tests.cpu_kernels import kernel_harness
@@ -22,15 +21,13 @@ CHOSEN = next(distance for distance in CANDIDATES if distance not in POLICY.pref
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of this test's own without compiled kernels; returns the folder of measurements."""
     for name, width in tuning._MEASURED.values():
         assert WEIGHT_FORMATS[name].matmul[width].address
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.delenv(PREFETCH_VARIABLE, raising=False)
-    _usable_folder.cache_clear()
-    yield cache_directory()
-    _usable_folder.cache_clear()
+    return cache_directory()
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from gpu_offload.errors import LlamaCppMemoryError, LlamaCppMissingError
 from localllm.errors import LocalLLMError
 from tests.oracle import llama_oracle
 
+ERROR = 4  # GGML_LOG_LEVEL_ERROR
+
 
 @pytest.mark.oracle
 @llama_oracle.needs_llama
@@ -151,6 +153,7 @@ def test_messages_meaningless_to_users_are_not_warnings(caplog, kind, line):
     assert log.complaints == ["something else"]
 
 
+@llama_oracle.needs_llama
 @pytest.mark.parametrize(
     ("line", "is_memory"),
     [
@@ -161,8 +164,9 @@ def test_messages_meaningless_to_users_are_not_warnings(caplog, kind, line):
         ("llama_model_load: error loading model: unknown model architecture: 'lambo'", False),
     ],
 )
-def test_a_full_device_is_distinguished_from_other_failures(line, is_memory, monkeypatch):
-    monkeypatch.setattr(library._log, "complaints", [line])
+def test_a_full_device_is_distinguished_from_other_failures(line, is_memory):
+    library.route_log()
+    library.LOG_CALLBACK(ERROR, f"{line}\n".encode(), None)
     found = library.failure("it cannot load")
     assert isinstance(found, LlamaCppMemoryError) is is_memory
     assert line in str(found)

@@ -85,15 +85,15 @@ def test_what_cannot_be_read_is_packed_to_the_disk_again(model: Path, monkeypatc
     expected = from_disk(model)
     before = stored()[0].stat().st_ino
 
-    check, failed = packed_file._check_pieces, []
+    read, failed = packed_file.read_at, []
 
-    def fail_once(*arguments: Any) -> None:
+    def fail_once(*arguments: Any) -> int:
         if not failed:
             failed.append(arguments)
             raise OSError(errno.EIO, "the disk fails")
-        check(*arguments)
+        return read(*arguments)
 
-    monkeypatch.setattr(packed_file, "_check_pieces", fail_once)
+    monkeypatch.setattr(packed_file, "read_at", fail_once)
     np.testing.assert_array_equal(from_disk(model), expected)
     assert stored()[0].stat().st_ino != before
 

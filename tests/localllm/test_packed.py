@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -187,8 +188,7 @@ def test_a_model_that_is_larger_than_the_bound_or_the_disk_is_not_kept(
     with monkeypatch.context() as small:
         small.setattr(packed, "limit_bytes", lambda _: 1000)
         load(model)
-    usage = shutil.disk_usage(model.parent)
-    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     load(model)
     assert load.packed == 2 and not stored()
 
@@ -198,8 +198,7 @@ def test_a_full_disk_evicts_nothing(home: Path, load: Loads, monkeypatch: pytest
     load(models[0])
     size = packed.packed_files()[0].bytes
     monkeypatch.setattr(packed, "limit_bytes", lambda _: size)
-    usage = shutil.disk_usage(home)
-    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: usage._replace(free=size // 2))
+    monkeypatch.setattr(packed.shutil, "disk_usage", lambda _: SimpleNamespace(free=size // 2))
     load(models[1])
     assert [Path(each.files[0][0]).stem for each in packed.packed_files()] == ["0"]
 

@@ -4,12 +4,26 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from textual._xterm_parser import XTermParser
+from textual.app import App
+from textual.events import Event
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from localllm.answer.event import AnswerEvent, AnswerStream
 from localllm.chats import Message
 from tui.app import ChatApp
 from tui.screens.chat import ChatScreen
+
+
+def screen_lines(app: App[None]) -> list[Strip]:
+    """What the screen shows, line by line."""
+    return app.screen._compositor.render_strips()
+
+
+def typed(text: str) -> list[Event]:
+    """The events of a text that comes from a terminal."""
+    return [event for event in XTermParser().feed(text) if isinstance(event, Event)]
 
 
 def chat_of(pilot: Pilot[None]) -> ChatScreen:

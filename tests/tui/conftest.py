@@ -13,8 +13,11 @@ from textual.widgets import Input, TextArea
 from localllm.chats import SessionStore
 from tests.fakes.fake_backend import FakeBackend
 from tui.app import ChatApp
+from tui.terminal import Abilities
+from tui.widgets import pictures
 
 MakeApp = Callable[..., ChatApp]
+DrawAs = Callable[[Abilities], None]
 
 
 @pytest.fixture
@@ -34,3 +37,11 @@ def make_app(store: SessionStore, monkeypatch: pytest.MonkeyPatch) -> MakeApp:
         return ChatApp(backend, store, model, **options)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+def draw_as(monkeypatch: pytest.MonkeyPatch) -> DrawAs:
+    """Draws pictures as in a terminal with these abilities, which has 80 columns and 24 lines."""
+    monkeypatch.setattr(pictures, "_drawing", None)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
+    return pictures.use_pictures

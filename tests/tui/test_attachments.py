@@ -26,9 +26,10 @@ from tests.pdf_files import BLANK, DRAWING, pdf_of
 from tests.picture_files import png
 from tests.projector_files import write_projector
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
-from tests.tui.conftest import MakeApp
+from tests.tui.conftest import DrawAs, MakeApp
 from tui.attachments import find_attachments, mention_of
 from tui.engine_backend import EngineBackend
+from tui.terminal import Abilities
 from tui.widgets.messages import AnswerView, without
 from tui.widgets.pictures import HalfBlocks
 
@@ -42,10 +43,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_picture_is_drawn_where_the_terminal_can_and_a_damaged_one_is_not(
-    make_app: MakeApp, folder: Path, monkeypatch: pytest.MonkeyPatch
+    make_app: MakeApp, folder: Path, draw_as: DrawAs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widgets = pytest.importorskip("textual_image.widget")
-    monkeypatch.setattr("tui.widgets.pictures._drawing", widgets.SixelImage)
+    renderables = pytest.importorskip("textual_image.renderable")
+    monkeypatch.setattr(renderables, "Image", renderables.SixelImage)
+    monkeypatch.setattr(widgets, "Image", widgets.SixelImage)
+    draw_as(Abilities(draws=True))
 
     async def flow() -> None:
         async with make_app(FakeBackend([said("A fox."), ended()])).run_test() as pilot:
@@ -60,10 +64,8 @@ def test_a_picture_is_drawn_where_the_terminal_can_and_a_damaged_one_is_not(
     asyncio.run(flow())
 
 
-def test_a_draft_shows_its_pictures_before_it_is_sent(
-    make_app: MakeApp, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tui.widgets.pictures._drawing", HalfBlocks)
+def test_a_draft_shows_its_pictures_before_it_is_sent(make_app: MakeApp, folder: Path, draw_as: DrawAs) -> None:
+    draw_as(Abilities())
     for number in range(6):
         (folder / f"{number}.png").write_bytes(png(number))
     backend = FakeBackend([said("A fox."), ended()])
@@ -96,10 +98,10 @@ def test_a_draft_shows_its_pictures_before_it_is_sent(
 
 
 def test_a_draft_shows_its_pictures_where_tokens_are_not_counted(
-    make_app: MakeApp, folder: Path, monkeypatch: pytest.MonkeyPatch
+    make_app: MakeApp, folder: Path, draw_as: DrawAs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a server of another machine. A low screen has no room for them."""
-    monkeypatch.setattr("tui.widgets.pictures._drawing", HalfBlocks)
+    draw_as(Abilities())
     backend = FakeBackend()
     monkeypatch.setattr(backend, "count_tokens", lambda _text: None)
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 
 import pytest
+from textual.drivers.headless_driver import HeadlessDriver
 from textual.pilot import Pilot
 
 from tests.fakes.fake_backend import FakeBackend, ended, said
@@ -33,8 +34,7 @@ def test_a_copy_goes_through_the_terminal(
         async with app.run_test() as pilot:
             await loaded(pilot)
             await ask(pilot, "Show me")
-            assert app._driver is not None
-            monkeypatch.setattr(app._driver, "write", written.append)
+            monkeypatch.setattr(HeadlessDriver, "write", lambda _, text: written.append(text))
             await pilot.press(*keys)
             await settled(pilot)
             assert app.clipboard == copied

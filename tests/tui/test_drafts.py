@@ -9,13 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from textual._xterm_parser import XTermParser
 from textual.events import Paste
 from textual.pilot import Pilot
 
 from localllm.chats import SessionStore
 from tests.fakes.fake_backend import FakeBackend, ended, said
-from tests.tui.chatting import ask, chat_of, loaded, say, until
+from tests.tui.chatting import ask, chat_of, loaded, say, screen_lines, typed, until
 from tests.tui.conftest import MakeApp
 from tui.app import ChatApp
 from tui.drafts import Drafts
@@ -209,8 +208,7 @@ def test_keys_for_a_new_line(keys: str, make_app: MakeApp) -> None:
         async with make_app(backend).run_test() as pilot:
             chat = await loaded(pilot)
             await pilot.press(*"ab")
-            parser = XTermParser()
-            for event in [*parser.feed(keys)]:
+            for event in typed(keys):
                 event.set_sender(pilot.app)
                 pilot.app.post_message(event)
                 await pilot.pause()
@@ -237,7 +235,7 @@ def test_the_screen_names_the_key_for_a_new_line(make_app: MakeApp) -> None:
     async def flow(keys: dict[str, str], name: str) -> None:
         async with make_app(FakeBackend(), keys=keys).run_test(size=(60, 20)) as pilot:
             chat = await loaded(pilot)
-            shown = "\n".join(strip.text for strip in pilot.app.screen._compositor.render_strips())
+            shown = "\n".join(strip.text for strip in screen_lines(pilot.app))
             assert f"{name} new line" in str(chat.prompt.placeholder) and f"{name} new line" in shown
 
     asyncio.run(flow({}, "Ctrl+J"))

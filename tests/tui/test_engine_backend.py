@@ -14,8 +14,7 @@ from localllm.engine.request import FinishReason, GenerationRequest, TokenEvent
 from localllm.library.behaviour import Behaviour
 from localllm.placement.placement import Placement
 from localllm.settings import Settings
-from tui.backend import ModelInfo
-from tui.engine_backend import EngineBackend, _place
+from tui.engine_backend import _place
 
 THINK = (("<think>", "</think>"),)
 
@@ -69,9 +68,8 @@ class Model:
 
 def ask(model: Any, messages: list[Any], behaviour: Behaviour | None = None) -> tuple[str, list[tuple[str, str]]]:
     """The prompt as text, and the answer's parts."""
-    backend = EngineBackend(lambda _: Settings())
-    backend._model, backend._info = LocalModel("m", model, behaviour or Behaviour()), ModelInfo("m", "here", 512)
-    answer = backend.submit(AnswerRequest(messages=messages, continues_text=True))
+    request = AnswerRequest(messages=messages, continues_text=True)
+    answer = LocalModel("m", model, behaviour or Behaviour()).prepare(request).submit()
     parts = []
     while events := answer.poll():
         parts += [(str(part.kind), part.text) for event in events for part in event.parts]

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from rich.style import Style as RichStyle
 from textual.pilot import Pilot
 from textual.widgets import Collapsible, Input, Static
 
@@ -41,15 +42,20 @@ def styles(chat: ChatScreen, style: str) -> list[str]:
             spans = getattr(content, "spans", [])
             found += [content.plain[span.start : span.end] for span in spans if span.style == style]  # type: ignore[attr-defined]
         elif isinstance(part, AnswerMarkdown):
-            chosen = part._matches[part._at : part._at + 1] if style == CURRENT else part._matches
-            found += [part._pieces[place].texts[text].plain[start:end] for place, text, start, end in chosen]
+            looks = ("reverse",) if style == CURRENT else ("reverse", "underline")
+            found += [text for text, look in drawn(part) if look.bold and any(getattr(look, name) for name in looks)]
     return found
+
+
+def drawn(answer: AnswerMarkdown) -> list[tuple[str, RichStyle]]:
+    """An answer's texts and how each is drawn."""
+    lines = [answer.render_line(y) for y in range(answer.size.height)]
+    return [(part.text, part.style or RichStyle.null()) for line in lines for part in line]
 
 
 def colours(chat: ChatScreen, word: str) -> set[str]:
     """How a word of an answer is drawn."""
-    strips = [strip for answer in chat.query(AnswerMarkdown) for strip in answer._lines[1]]
-    return {str(part.style) for strip in strips for part in strip if word in part.text}
+    return {str(look) for answer in chat.query(AnswerMarkdown) for text, look in drawn(answer) if word in text}
 
 
 def count(chat: ChatScreen) -> str:

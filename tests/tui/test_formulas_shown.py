@@ -6,9 +6,12 @@ import random
 
 import pytest
 from markdown_it.tree import SyntaxTreeNode
+from textual.selection import Selection
 
 from tui.widgets.formulas import as_unicode
 from tui.widgets.markdown import AnswerMarkdown, parser, pieces_of
+
+EVERYTHING = Selection(None, None)
 
 
 @pytest.mark.parametrize(
@@ -113,4 +116,4 @@ def test_a_streamed_answer_looks_like_a_whole_one() -> None:
         streamed = AnswerMarkdown("")
         for start in range(0, len(text), step):
             streamed.append(text[start : start + step])
-        assert [[*piece.lines] for piece in streamed._pieces] == [[*piece.lines] for piece in whole._pieces]
+        assert streamed.get_selection(EVERYTHING) == whole.get_selection(EVERYTHING)

@@ -7,6 +7,7 @@ import re
 import pytest
 from textual.app import App, ComposeResult
 
+from tests.tui.chatting import screen_lines
 from tui.widgets.markdown import AnswerMarkdown
 
 # Texts, and the parts of them that are markup and need not be shown.
@@ -44,7 +45,7 @@ class Shown(App[None]):
         yield self.markdown
 
     def text(self) -> str:
-        return "\n".join(strip.text.rstrip() for strip in self.screen._compositor.render_strips()).rstrip()
+        return "\n".join(strip.text.rstrip() for strip in screen_lines(self)).rstrip()
 
 
 async def full(text: str, columns: int = 80) -> str:

@@ -56,7 +56,7 @@ def test_ways_out(way: tuple[str, ...], make_app: MakeApp) -> None:
             chat = await loaded(pilot)
             assert "Leave" in str([binding.binding.description for binding in chat.active_bindings.values()])
             await pilot.press(*way)
-            await until(pilot, lambda: pilot.app._exit)
+            await until(pilot, lambda: pilot.app.return_code == 0)
 
     asyncio.run(flow())
     assert backend.requests == []

@@ -1,5 +1,6 @@
 """Terminals that may or may not draw pictures."""
 
+import asyncio
 import base64
 import io
 import os
@@ -9,44 +10,58 @@ from types import SimpleNamespace
 
 import pytest
 from PIL import Image
+from textual.app import App
 from textual.geometry import Size
+from textual.strip import Strip
+from textual.widget import Widget
 
 from tests.picture_files import png
+from tests.tui.chatting import until
+from tests.tui.conftest import DrawAs
 from tui.terminal import Abilities, ask_terminal
-from tui.widgets import pictures
+from tui.widgets.pictures import DrawnPicture, HalfBlocks, decoded
+
+
+def drawing() -> type[Widget]:
+    """The widget that draws a picture."""
+
+    async def flow() -> type[Widget]:
+        app = App[None]()
+        async with app.run_test() as pilot:
+            picture = DrawnPicture(png(1))
+            await app.mount(picture)
+            await until(pilot, lambda: picture.children)
+            return type(picture.children[0])
+
+    return asyncio.run(flow())
 
 
 @pytest.mark.parametrize("size", [(0, 0), (80, 0), (0, 24)])
 def test_a_terminal_without_a_size_is_not_asked_for_pictures(
-    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int], draw_as: DrawAs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As expect, `docker exec -t` and CI give it."""
     monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size(size))
     monkeypatch.delitem(sys.modules, "textual_image.renderable", raising=False)
-    monkeypatch.setattr(pictures, "_drawing", None)
-    pictures.use_pictures(Abilities(draws=True))
-    assert pictures._drawing is pictures.HalfBlocks and "textual_image.renderable" not in sys.modules
+    draw_as(Abilities(draws=True))
+    assert drawing() is HalfBlocks and "textual_image.renderable" not in sys.modules
 
 
 @pytest.mark.parametrize("abilities", [Abilities(), Abilities(draws=True), Abilities(light=True, typed="a")])
-def test_a_terminal_without_graphics_draws_half_blocks(abilities: Abilities, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_without_graphics_draws_half_blocks(abilities: Abilities, draw_as: DrawAs) -> None:
     """Also where textual-image finds that the terminal cannot what it claims."""
-    monkeypatch.setattr(pictures, "_has_size", lambda: True)
-    monkeypatch.setattr(pictures, "_drawing", None)
-    pictures.use_pictures(abilities)
-    assert pictures._drawing is pictures.HalfBlocks
+    draw_as(abilities)
+    assert drawing() is HalfBlocks
 
 
-def test_iterm_and_wezterm_draw_by_iterms_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterm_and_wezterm_draw_by_iterms_protocol(draw_as: DrawAs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture is a PNG file with the pixels, in as many cells as they take."""
     pytest.importorskip("textual_image.widget")
     from tui.widgets.inline_images import InlineImage, _Inline
 
-    monkeypatch.setattr(pictures, "_has_size", lambda: True)
-    monkeypatch.setattr(pictures, "_drawing", None)
-    pictures.use_pictures(Abilities(draws=True, inline=True))
-    assert pictures._drawing is InlineImage
     monkeypatch.setattr("tui.widgets.inline_images.get_cell_size", lambda: SimpleNamespace(width=10, height=20))
+    draw_as(Abilities(draws=True, inline=True))
+    assert drawing() is InlineImage
     picture = Image.new("RGB", (95, 61), "teal")
     written = _Inline(picture)._image_to_sixels(picture)
     found = re.fullmatch(r"\x1b\]1337;File=inline=1;size=(\d+);width=10;height=4;doNotMoveCursor=1:(.*)\x07", written)
@@ -58,18 +73,32 @@ def test_iterm_and_wezterm_draw_by_iterms_protocol(monkeypatch: pytest.MonkeyPat
 def test_half_blocks_show_two_pixels_in_a_cell_and_keep_the_shape() -> None:
     picture = Image.new("RGB", (4, 4), "red")
     picture.paste("blue", (0, 2, 4, 4))
-    drawn = pictures.HalfBlocks(picture, "picture")
-    first, second = pictures._half_blocks(picture, Size(4, 2))
-    for line, colour in ((first, "#ff0000"), (second, "#0000ff")):
-        (style,) = {segment.style for segment in line}
-        assert line.text == "▀" * 4 and style.color.name == style.bgcolor.name == colour
-    assert [len(pictures._half_blocks(picture, Size(*size))) for size in ((40, 5), (4, 50), (1, 1))] == [5, 2, 1]
-    assert drawn.get_content_width(Size(80, 24), Size(80, 24)) == 48
+
+    async def flow() -> None:
+        app = App[None]()
+        async with app.run_test(size=(80, 60)) as pilot:
+            drawn = HalfBlocks(picture, "picture")
+            await app.mount(drawn)
+            assert drawn.get_content_width(Size(80, 24), Size(80, 24)) == 48
+
+            async def shown(width: int, height: int) -> list[Strip]:
+                drawn.styles.width, drawn.styles.height = width, height
+                await until(pilot, lambda: drawn.size == (width, height))
+                lines = [drawn.render_line(y) for y in range(height)]
+                return [line for line in lines if "▀" in line.text]
+
+            for line, colour in zip(await shown(4, 2), ("#ff0000", "#0000ff"), strict=True):
+                (style,) = {segment.style for segment in line}
+                assert style is not None and style.color is not None and style.bgcolor is not None
+                assert line.text == "▀" * 4 and style.color.name == style.bgcolor.name == colour
+            assert [len(await shown(*size)) for size in ((40, 5), (4, 50), (1, 1))] == [5, 2, 1]
+
+    asyncio.run(flow())
 
 
 def test_damaged_pictures_are_not_drawn() -> None:
-    assert pictures.decoded(png(1)[:40]) is None and pictures.decoded(b"") is None
-    assert pictures.decoded(png(1)) is pictures.decoded(png(1))  # a preview is not decoded again for its message
+    assert decoded(png(1)[:40]) is None and decoded(b"") is None
+    assert decoded(png(1)) is decoded(png(1))  # a preview is not decoded again for its message
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ async def answering(pilot: Pilot[None], *queued: str) -> ChatScreen:
     """A chat whose first answer runs, with these prompts behind it."""
     chat = await loaded(pilot)
     await say(pilot, "First")
-    await until(pilot, lambda: chat.writer._answer)
+    await until(pilot, lambda: chat.status_line.facts.answering)
     for text in queued:
         await say(pilot, text)
         await until(pilot, lambda text=text: chat.prompt.queued[-1:] == [text])

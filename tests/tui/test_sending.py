@@ -4,14 +4,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from textual._xterm_parser import XTermParser
 from textual.widgets import Static
 
 from localllm.chats import SessionStore
 from localllm.chats.parameters import Parameters
 from localllm.errors import RequestError
 from tests.fakes.fake_backend import FakeBackend, ended, said
-from tests.tui.chatting import answered, ask, loaded, say, until
+from tests.tui.chatting import answered, ask, loaded, say, typed, until
 from tests.tui.conftest import MakeApp
 from tui.commands.table import find_command, unknown_command
 from tui.start import run_chat
@@ -187,7 +186,7 @@ def test_joiners_are_letters(make_app: MakeApp) -> None:
     async def flow() -> None:
         async with make_app(FakeBackend()).run_test() as pilot:
             chat = await loaded(pilot)
-            for event in XTermParser().feed(family):  # as keys arrive from a terminal
+            for event in typed(family):
                 chat.prompt.post_message(event)
             await until(pilot, lambda: chat.prompt.text == family)
 

@@ -33,6 +33,7 @@ class Script:
         self.loading: list[dict[str, Any]] = []
         self.costs: object = None
         self.asked: list[dict[str, Any]] = []
+        self.address = ""
         self.key = ""
         self.abilities = ["completion", "thinking"]
         self.mute = threading.Event()  # until it is set, no conversation gets even a header
@@ -100,7 +101,8 @@ def backend(script: Script) -> Iterator[OllamaBackend]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    yield OllamaBackend(OllamaServer(f"127.0.0.1:{server.server_address[1]}"))
+    script.address = f"127.0.0.1:{server.server_address[1]}"
+    yield OllamaBackend(OllamaServer(script.address))
     script.hold.set()
     server.shutdown()
     server.server_close()
@@ -161,12 +163,8 @@ def test_a_server_that_asks_for_a_key(backend: OllamaBackend, script: Script) ->
     script.key = "secret"
     with pytest.raises(RemoteError, match=r"an API key is needed\. Set .*LOCALLLM_REMOTE_KEY"):
         backend.load("tiny:latest", lambda what, share: None)
-    assert (
-        OllamaBackend(OllamaServer(str(backend._server.endpoint), "secret"))
-        .load("tiny:latest", lambda what, share: None)
-        .context
-        == 512
-    )
+    with_key = OllamaBackend(OllamaServer(script.address, "secret"))
+    assert with_key.load("tiny:latest", lambda what, share: None).context == 512
 
 
 def test_how_far_the_prompt_is_read_and_what_was_cached(backend: OllamaBackend, script: Script) -> None:

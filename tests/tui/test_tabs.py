@@ -114,9 +114,9 @@ def test_leaving_asks_once_while_an_answer_is_on_its_way(make_app: MakeApp, stor
             await pilot.press("ctrl+d")
             await until(pilot, lambda: chat_of(pilot).notice.display)
             assert "Leave again" in str(chat_of(pilot).notice.content)
-            assert pilot.app._exit is False
+            assert pilot.app.return_code is None
             await pilot.press("ctrl+d")
-            await until(pilot, lambda: pilot.app._exit)
+            await until(pilot, lambda: pilot.app.return_code == 0)
 
     asyncio.run(flow())
     assert store.path(store.sessions()[0].id)[-1].content == "Half"

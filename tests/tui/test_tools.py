@@ -21,7 +21,7 @@ from localllm.settings import journal_path
 from localllm.wings.tools.journal import Journal
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.systems import needs_commands, use_own_places
-from tests.tui.chatting import answered, chat_of, loaded, say, until
+from tests.tui.chatting import answered, chat_of, loaded, say, screen_lines, until
 from tests.tui.conftest import MakeApp
 from tui.screens.approval import ApprovalScreen
 
@@ -401,7 +401,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202etxt\u2066 [bold]b[/bold] [@cl
 
 def screen_text(pilot: Pilot[None]) -> str:
     """Everything that the screen sends to the terminal, without its own styles."""
-    lines = pilot.app.screen._compositor.render_strips()
+    lines = screen_lines(pilot.app)
     return "\n".join("".join(segment.text for segment in line if not segment.control) for line in lines)
 
 

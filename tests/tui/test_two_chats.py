@@ -1,6 +1,7 @@
 """Several programs use one file of chats at once, and one of them is killed: nothing is lost."""
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -43,9 +44,9 @@ def writer(file: Path, session: int, answers: int, name: str) -> "subprocess.Pop
 
 def stored(file: Path) -> dict[int, str]:
     store = SessionStore(file)
-    rows = store._rows("SELECT id, content FROM message")
+    found = {each.id: each.content for session in store.sessions() for each in store.all_messages(session.id)}
     store.close()
-    return {int(row["id"]): str(row["content"]) for row in rows}
+    return found
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["in two chats", "in one chat"])
@@ -78,12 +79,14 @@ def test_what_a_killed_program_has_written_is_there(tmp_path: Path) -> None:
 
 
 def test_ids_do_not_collide_if_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stores = [SessionStore(tmp_path / "sessions.db") for _ in range(2)]
-    stores[0].create("m", {})
+    """Programs that write at the same time see the same last id, so the next one is above it by chance."""
+    store = SessionStore(tmp_path / "sessions.db")
+    store.create("m", {})
     monkeypatch.setattr("localllm.chats.store.time.time_ns", lambda: 0)
-    assert len({store._new_id("session") for store in stores for _ in range(4)}) > 1
-    for store in stores:
-        store.close()
+    ids = [store.create("m", {}) for _ in range(5)]
+    store.close()
+    steps = [after - before for before, after in itertools.pairwise(ids)]
+    assert min(steps) > 0 and len(set(steps)) > 1
 
 
 def test_an_answer_that_another_chat_has_written_on_is_read_again(make_app: MakeApp, store: SessionStore) -> None:

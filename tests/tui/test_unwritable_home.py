@@ -14,10 +14,10 @@ from tui.app import ChatApp
 from tui.start import _close
 
 
-def full(store: SessionStore, pages: int = 0) -> None:
+def full(file: sqlite3.Connection) -> None:
     """Prevent the file from growing, as on a full disk."""
-    (used,) = store._db.execute("PRAGMA page_count").fetchone()
-    store._db.execute(f"PRAGMA max_page_count = {used + pages}")
+    (used,) = file.execute("PRAGMA page_count").fetchone()
+    file.execute(f"PRAGMA max_page_count = {used}")
 
 
 def test_a_chat_works_where_it_cannot_be_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,10 +59,19 @@ def test_stored_chats_can_be_read_where_they_cannot_be_written(tmp_path: Path) -
     assert [each.title for each in SessionStore(path).sessions()] == ["Renamed"]
 
 
-def test_a_disk_that_fills_up_costs_no_message(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_costs_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[sqlite3.Connection] = []
+
+    def open_database(path: Path) -> sqlite3.Connection:
+        opened.append(connect(path))
+        return opened[-1]
+
+    monkeypatch.setattr("localllm.chats.store.connect", open_database)
+    monkeypatch.setattr("localllm.chats.store.RETRY_S", 0.0)
     store = SessionStore(tmp_path / "sessions.db")
     session, parent = store.create("m", {}), None
-    full(store)
+    (file,) = opened
+    full(file)
     said_so: list[str] = []
     store.on_saving = said_so.append
     for number in range(4):
@@ -72,9 +81,7 @@ def test_a_disk_that_fills_up_costs_no_message(tmp_path: Path) -> None:
     again = SessionStore(tmp_path / "sessions.db")  # another program writes meanwhile
     other = again.create("m", {})
     again.add(Message(0, other, None, Role.USER, "Elsewhere"))
-    assert store._disk is not None
-    store._disk.execute("PRAGMA max_page_count = 1000000")
-    store._retry_at = 0
+    file.execute("PRAGMA max_page_count = 1000000")
     last = store.add(Message(0, session, parent, Role.USER, "The end"))
     assert said_so[1:] == [""] and not store.unsaved
     assert [message.content[:7] for message in again.path(session)] == [

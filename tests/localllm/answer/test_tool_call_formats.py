@@ -95,15 +95,12 @@ CONTROLS = (
     *("<|message|>", "<|constrain|>", "<|channel|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|python_tag|>"),
     *("<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),  # noqa: RUF001
 )
-VOCABULARIES = {
-    "text": ConstraintVocabulary(ByteVocabulary()),
-    "controls": ConstraintVocabulary(ControlVocabulary(CONTROLS)),
-}
+VOCABULARIES = {"text": ByteVocabulary(), "controls": ControlVocabulary(CONTROLS)}
 
 
-def sampled(form: CallFormat, vocabulary: ConstraintVocabulary, seed: int, tools: Any = SCHEMAS) -> str:
+def sampled(form: CallFormat, tokenizer: ByteVocabulary, seed: int, tools: Any = SCHEMAS) -> str:
     """A section of calls sampled from random logits, which prefer short texts."""
-    source = vocabulary._source
+    vocabulary = ConstraintVocabulary(tokenizer)
     grammar = CallGrammar(form, tools, vocabulary)
     constraint = compile_constraint(ConstraintKind.LARK, grammar.section(), vocabulary)
     rng = np.random.default_rng(seed)
@@ -116,7 +113,7 @@ def sampled(form: CallFormat, vocabulary: ConstraintVocabulary, seed: int, tools
         logits[END] += 2
         token = int(logits.argmax())
         constraint.accept(token)
-        text += b"" if token == END else source.token_bytes(token)
+        text += b"" if token == END else tokenizer.token_bytes(token)
     return text.decode()
 
 

@@ -1,6 +1,7 @@
 """Many concurrent clients in threads and tasks, some of whom leave early."""
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -99,13 +100,15 @@ def test_an_idle_engine_checks_its_bookkeeping(
     monkeypatch.setattr(sound, "check_integrity", lambda alive: checks.append(check_pages(alive) is None))
     broken.create_sequence()  # which belongs neither to a generation nor to the cache
     engine, failing = Engine(sound, FakeVocabulary()), Engine(broken, FakeVocabulary())
+    engine.start()
+    others = set(threading.enumerate())
+    failing.start()
     for each in (engine, failing):
-        each.start()
         assert len(each.submit(request(0)).collect().token_ids) == 5
     eventually(lambda: checks, "nothing was checked")
     assert engine.submit(request(0)).collect().last.counts.cached_memory > 0
     eventually(lambda: "sequences alive" in caplog.text, "a lost sequence was not found")
-    eventually(lambda: not failing._thread.is_alive())
+    eventually(lambda: set(threading.enumerate()) <= others, "the engine that failed has not stopped")
     with pytest.raises(EngineStoppedError, match="sequences alive"):
         failing.submit(request(1))
     for each in (engine, failing):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_io.model_file import FileState
+from gguf_io.system import open_regular
 from localllm import files
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
@@ -90,13 +91,13 @@ def test_a_digest_may_become_known_while_the_engine_is_made(tmp_path: Path, monk
 def test_what_is_computed_before_the_digest_is_known_goes_to_the_disk_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_go_on, compute = threading.Event(), FileDigest._digest
+    may_go_on = threading.Event()
 
-    def later(digest: FileDigest, file: FileState) -> str | None:
+    def later(path: Path) -> int:
         may_go_on.wait(PATIENCE_S)
-        return compute(digest, file)
+        return open_regular(path)
 
-    monkeypatch.setattr(FileDigest, "_digest", later)
+    monkeypatch.setattr("localllm.engine.file_digest.open_regular", later)
 
     def answer(content: bytes, engine_runs: bool = False) -> tuple[Engine, int]:
         files = [written(tmp_path / "model", content)]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gguf_io import open_model
 from gguf_io.model_file import FileState
+from gguf_io.system import open_regular
 from localllm.answer.local import LocalModel
 from localllm.answer.request import AnswerRequest
 from localllm.engine import spill
@@ -145,13 +146,12 @@ def test_a_slow_disk_does_not_keep_the_runner(tmp_path: Path, digested: bool, mo
         with open(file, "rb") as opened:
             state = FileState.of(file, opened.fileno())
         closed = threading.Event()
-        compute = FileDigest._compute
 
-        def late(self: FileDigest) -> None:
+        def late(path: Path) -> int:
             closed.wait(60)
-            compute(self)
+            return open_regular(path)
 
-        monkeypatch.setattr(FileDigest, "_compute", late)
+        monkeypatch.setattr("localllm.engine.file_digest.open_regular", late)
         monkeypatch.setattr(spill, "DIGEST_S", 60.0)
         digest = FileDigest([state], tmp_path / "digests")
     disk = SlowDisk(tmp_path / "kv", "fake", 1 << 30, digest=digest)

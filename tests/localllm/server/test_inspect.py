@@ -75,7 +75,7 @@ def unload(url: object) -> None:
     httpx.post(f"{url}/api/generate", json={"model": OTHER, "keep_alive": 0}, timeout=PATIENCE_S).raise_for_status()
 
 
-def test_a_server_tells_what_a_draft_costs(server: Server) -> None:
+def test_a_server_tells_what_a_draft_costs(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts are those of the answer; a server that lacks the route, or is elsewhere, is not asked again."""
     backend = OllamaBackend(OllamaServer(server.url))
     backend.load(MODEL, lambda _what, _share: None)
@@ -100,9 +100,11 @@ def test_a_server_tells_what_a_draft_costs(server: Server) -> None:
         seen = {"role": "user", "content": "What is it?", "images": [PICTURE]}
         assert http.post("/api/cost", json={"model": MODEL, "messages": [seen]}).status_code == 400
     backend.close()
-    elsewhere = OllamaBackend(OllamaServer("http://192.0.2.1:9"))
-    elsewhere._model = backend._model
+    monkeypatch.setattr("tui.server_backend.is_local", lambda _host: False)
+    elsewhere = OllamaBackend(OllamaServer(server.url))
+    elsewhere.load(MODEL, lambda _what, _share: None)
     assert elsewhere.expected_counts(request) is None
+    elsewhere.close()
 
 
 def test_a_server_that_is_not_ours_is_asked_once() -> None:

@@ -1,11 +1,13 @@
 """Meaning and words together: the weights, what is not embedded yet, and when nothing fits."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from localllm.settings import Settings
 from localllm.wings.documents.embeddings import MeaningSearch, Nearest
 from localllm.wings.documents.index import DocumentIndex
 from localllm.wings.documents.search import LEAST_FIT, MEANING_WEIGHT, WORDS_WEIGHT, find_excerpts, rank
@@ -73,21 +75,22 @@ def test_the_best_must_be_above_texts_about_anything(above: float, fits: bool, i
 class Model:
     """An embedding model for MeaningSearch, whose vectors are of the letters of a text."""
 
+    file = SimpleNamespace(name="letters", size_bytes=1, path=Path("letters.gguf"))
+    tokenizer = SimpleNamespace(version=1)
+
     def embed(self, texts: list[str], *, truncate: bool, dimensions: None) -> tuple[Any, int]:
         rows = np.array([[text.lower().count(letter) + 1e-3 for letter in "abcdefghijkl"] for text in texts])
         return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32), len(texts)
 
 
-def test_nearest_has_the_best_and_the_asked(index: DocumentIndex) -> None:
-    meaning = MeaningSearch.__new__(MeaningSearch)
-    meaning._index, meaning._model, meaning.name = index, Model(), "model"  # type: ignore[assignment]
-    meaning._query = meaning._document = ""
-    meaning._background = None
+def test_nearest_has_the_best_and_the_asked(index: DocumentIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.wings.documents.embeddings.EmbeddingModel", lambda _path, _settings: Model())
+    meaning = MeaningSearch(index, Model.file.path, Settings())
     assert meaning.nearest("crane", 2, ()) is None
-    chunks = index.without_vector("model", 100)
+    chunks = index.without_vector(meaning.name, 100)
     rows, _ = Model().embed([text for _, text in chunks], truncate=True, dimensions=None)
     vectors = [row.astype(np.float16).tobytes() for row in rows]
-    index.add_vectors("model", zip([identity for identity, _ in chunks], vectors, strict=True))
+    index.add_vectors(meaning.name, zip([identity for identity, _ in chunks], vectors, strict=True))
     every = meaning.nearest("crane", 100, ())
     assert every is not None
     order = list(every.cosines)
