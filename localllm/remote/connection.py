@@ -25,12 +25,14 @@ LONGEST_REFUSAL = 2**14
 
 DEFAULT_PATH = "/v1"
 
-# How servers word that a prompt is too long: OpenAI's and vLLM's, Anthropic's.
+# How servers word that a prompt is too long: OpenAI's and vLLM's, vLLM's for what it need not tokenise, Anthropic's.
 _TOO_LONG = (
     re.compile(
-        r"maximum context length is (?P<most>\d{1,12}) tokens.{0,80}?(?:resulted in|requested) (?P<tokens>\d{1,12})",
+        r"maximum context length is (?P<most>\d{1,12}) tokens.{0,80}?"
+        r"(?:resulted in|requested|contains)(?: at least)? (?P<tokens>\d{1,12})(?! characters)\b",
         re.S,
     ),
+    re.compile(r"maximum context length is (?P<most>\d{1,12}) tokens.{0,80}? contains \d{1,12} characters", re.S),
     re.compile(r"prompt is too long: (?P<tokens>\d{1,12}) tokens > (?P<most>\d{1,12})"),
 )
 
@@ -213,6 +215,10 @@ class RemoteCall:
             with contextlib.closing(response):
                 text = response.read(LONGEST_REFUSAL).decode(errors="replace")
             words = refusal(text) or response.reason
+            if endpoint.path and response.status == http.client.NOT_FOUND and words == response.reason:
+                # vLLM has routes only for what its model is for.
+                words = f"it has no {endpoint.path}{self._route}, so its model is not for that, or the address is wrong"
+                raise RemoteError(f"{endpoint} refuses: {words}: most servers need /v1 at its end.", 501)
             advice = _advice(response.status, endpoint)
             raise RemoteError(f"{endpoint} refuses: {words}.{advice}", response.status, _too_long(text))
         return response
@@ -233,14 +239,15 @@ def refusal(text: str) -> str:
 def _too_long(text: str) -> tuple[int, int] | None:
     """The tokens of a prompt that a refusal's body calls too long, and the most that fit: llama.cpp's fields, or words.
 
-    None if it says nothing of the kind.
+    One more than fit, if it does not tell how many. None if it says nothing of the kind.
     """
     fields = [re.search(rf'"{name}"\s*:\s*(\d{{1,12}})', text) for name in ("n_prompt_tokens", "n_ctx")]
     if fields[0] and fields[1]:
         return int(fields[0][1]), int(fields[1][1])
     for pattern in _TOO_LONG:
         if found := pattern.search(text):
-            return int(found["tokens"]), int(found["most"])
+            most = int(found["most"])
+            return int(found.groupdict().get("tokens", most + 1)), most
     return None
 
 

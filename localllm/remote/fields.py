@@ -93,7 +93,10 @@ def _limits(request: AnswerRequest) -> dict[str, Any]:
         fields["stop"] = list(request.stop)
     if request.grammar is not None:
         kind, source = request.grammar
-        fields["guided_regex" if kind == "regex" else "grammar"] = source
+        # llama.cpp's name, or older vLLM's and localllm's; then SGLang's and vLLM's own.
+        names = ("guided_regex", "regex") if kind == "regex" else ("grammar", "ebnf")
+        fields |= dict.fromkeys(names, source)
+        fields["structured_outputs"] = {"regex" if kind == "regex" else "grammar": source}
     if request.ignore_eos:
         fields["ignore_eos"] = True
     return fields

@@ -48,8 +48,7 @@ class OpenAIServer:
         """The server's models. Raises RemoteError."""
         rows = RemoteCall(self.endpoint, "GET", "/models", patience_s=LIST_PATIENCE_S).json().get("data") or ()
         return [
-            # llama-server ignores a completion's suffix.
-            OpenAIModel(self, str(row["id"]), _context(row), fills_in=row.get("owned_by") != "llamacpp")
+            OpenAIModel(self, str(row["id"]), _context(row), llama_cpp=row.get("owned_by") == "llamacpp")
             for row in rows
             if isinstance(row, dict) and "id" in row
         ]
@@ -63,13 +62,13 @@ class OpenAIServer:
 class OpenAIModel:
     """A server's model. Implements AnsweringModel; thread-safe. context: in tokens, None if unknown.
 
-    fills_in: whether the server supports a completion's suffix.
+    llama_cpp: whether the server is llama-server, which ignores a completion's suffix and regular expressions.
     """
 
     server: OpenAIServer
     name: str
     context: int | None = None
-    fills_in: bool = True
+    llama_cpp: bool = False
     most_choices: int = MOST_CHOICES
 
     @property
@@ -91,15 +90,21 @@ class OpenAIModel:
             raise RequestError("a prompt's log-probabilities are not supported for models of a remote server")
         if request.before:
             raise RequestError("context is not supported for models of a remote server; use /api/chat")
+        if self.llama_cpp and request.grammar is not None and request.grammar[0] == "regex":
+            raise RemoteError(f"{self.server.endpoint} does not support regular expressions; send a GBNF grammar", 501)
         if request.prompt is None:
             route, fields = "/chat/completions", chat_fields(request)
-        elif request.suffix is not None and not self.fills_in:
+        elif request.suffix is not None and self.llama_cpp:
             raise RemoteError(f"{self.server.endpoint} does not support suffix; use its own route /infill", 501)
         else:
             route, fields = "/completions", completion_fields(request)
         body = {"model": self.name, **fields, "stream": True, "stream_options": {"include_usage": True}}
         most = request.sampling.get("logprobs") or 0
-        return RemotePrompt(self.server.endpoint, route, body, partial(_read, most=most))
+        is_object = request.format == "json" or (
+            isinstance(request.format, dict) and request.format.get("type") == "object"
+        )
+        opening = "{" if request.prompt is not None and is_object else ""
+        return RemotePrompt(self.server.endpoint, route, body, partial(_read, most=most, opening=opening))
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], *, truncate: bool, dimensions: int | None
@@ -151,8 +156,8 @@ def unavailable(what: str) -> RemoteError:
     return RemoteError(f"{what}: not available, since the model is on a remote server of OpenAI's protocol", 501)
 
 
-def _read(call: RemoteCall, meter: RemoteMeter, most: int) -> Iterator[AnswerEvent]:
-    """See Reader. most: alternatives for each log-probability."""
+def _read(call: RemoteCall, meter: RemoteMeter, most: int, opening: str) -> Iterator[AnswerEvent]:
+    """See Reader. most: alternatives for each log-probability. opening: what the text begins with if a format holds."""
     calls, finish = _Calls(), None
     for event in _events(call):
         usage = event.get("usage")
@@ -163,6 +168,13 @@ def _read(call: RemoteCall, meter: RemoteMeter, most: int) -> Iterator[AnswerEve
         for choice in (event.get("choices") or ())[:1]:
             delta = choice.get("delta") or {}
             parts, deltas = _texts(choice, delta), delta.get("tool_calls") or ()
+            if opening and (begun := "".join(part.text for part in parts).strip()):
+                if not begun.startswith(opening):
+                    raise RemoteError(
+                        f"The server ignores the format: its answer begins with {begun[:40]!r}. "
+                        "Send it as a chat: vLLM with --reasoning-parser holds formats only there."
+                    )
+                opening = ""
             if (parts or deltas) and not usage:
                 meter.piece()
             parts += calls.push(deltas)
@@ -249,6 +261,8 @@ def _logprobs(choice: Mapping[str, Any], most: int) -> tuple[Logprob, ...]:
         return ()
     if isinstance(found.get("content"), list):
         return read_logprobs(found["content"], most)
+    if "logprob" in found:  # mistral.rs's events have one token without a list
+        return read_logprobs([found], most)
     tokens, values = found.get("tokens") or (), found.get("token_logprobs") or ()
     tops: Sequence[Mapping[str, Any]] = found.get("top_logprobs") or ({},) * len(tokens)
     read = []

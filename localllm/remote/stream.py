@@ -146,4 +146,6 @@ def read_logprobs(entries: Iterable[Mapping[str, Any]], most: int) -> tuple[Logp
 def _spelling(entry: Mapping[str, Any]) -> bytes:
     """A token's bytes, which may be invalid UTF-8; some servers leave them out."""
     data = entry.get("bytes")
+    if isinstance(data, str):  # of mistral.rs's alternatives, whose token is an id
+        return data.encode()
     return bytes(data) if data is not None else str(entry["token"]).encode()

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from localllm.server.bodies import (
     Body,
@@ -31,7 +31,8 @@ class Reasoning(Body):
 class Constrained(Sampled):
     """What the answer must fit, at most one of them.
 
-    grammar (GBNF) and json_schema are llama.cpp's, guided_* vLLM's. n_predict is llama.cpp's name of max_tokens.
+    grammar (GBNF) and json_schema are llama.cpp's, structured_outputs vLLM's, and guided_* that of its older versions.
+    n_predict is llama.cpp's name of max_tokens.
     """
 
     max_tokens: Annotated[Limit | None, Field(validation_alias=AliasChoices("max_tokens", "n_predict"))] = None
@@ -43,6 +44,15 @@ class Constrained(Sampled):
     guided_grammar: str | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)] | None = None
+    structured_outputs: Object | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _structured_outputs_as_guided(cls, given: Any) -> Any:
+        outputs = given.get("structured_outputs") if isinstance(given, dict) else None
+        if not isinstance(outputs, dict):
+            return given
+        return {f"guided_{name}": value for name, value in outputs.items() if value is not None} | given
 
 
 class ChatBody(Constrained):

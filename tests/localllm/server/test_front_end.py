@@ -77,9 +77,9 @@ def test_generate_is_a_chat_or_a_completion(client: ollama.Client, script: Scrip
     assert (answer.response, answer.done_reason) == ("Hello", "length")
     assert [message["role"] for message in script.asked[0]["messages"]] == ["system", "user"]
     assert script.asked[0]["response_format"]["json_schema"]["schema"] == {"type": "object"}
-    script.pieces = [{"choices": [{"text": "upon", "finish_reason": "stop"}]}]
-    assert client.generate("tiny", "Once", raw=True, format="json").response == "upon"
-    assert client.generate("tiny", "a = ", suffix="; b").response == "upon"
+    script.pieces = [{"choices": [{"text": "{}", "finish_reason": "stop"}]}]
+    assert client.generate("tiny", "Once", raw=True, format="json").response == "{}"
+    assert client.generate("tiny", "a = ", suffix="; b").response == "{}"
     assert [asked["prompt"] for asked in script.asked[1:]] == ["Once", "a = "]
     # llama-server reads the second of these outside of chats, other servers the first.
     assert script.asked[1]["response_format"] == {"type": "json_object"}
@@ -132,12 +132,17 @@ def test_openais_client_calls_tools_and_sends_results_back(front: str, script: S
     assert [message["tool_call_id"] for message in sent[2:]] == [call["id"] for call in sent[1]["tool_calls"]]
 
 
-def test_a_suffix_is_refused_where_it_would_be_left_out(client: ollama.Client, script: ScriptedOpenAI) -> None:
-    """llama-server continues the prompt as if there were no suffix."""
+def test_what_llama_server_would_leave_out_is_refused(
+    client: ollama.Client, http: httpx2.Client, script: ScriptedOpenAI
+) -> None:
+    """llama-server continues the prompt as if there were no suffix, and knows no regular expressions."""
     script.models = [{"id": "cpp", "owned_by": "llamacpp", "meta": {"n_ctx": 512}}, *script.models]
     with pytest.raises(ollama.ResponseError, match="does not support suffix") as refused:
         client.generate("cpp", "a = ", suffix="; b")
-    assert refused.value.status_code == 501 and not script.asked
+    assert refused.value.status_code == 501
+    regex = {"model": "cpp", "messages": HI, "structured_outputs": {"regex": "yes|no"}}
+    answer = http.post("/v1/chat/completions", json=regex)
+    assert answer.status_code == 501 and "regular expressions" in answer.json()["error"]["message"] and not script.asked
     script.models = script.models[1:]
 
 

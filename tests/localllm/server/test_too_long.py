@@ -144,6 +144,19 @@ def test_a_server_behind_says_it_in_its_words_and_we_in_the_clients(theirs: Any,
             assert error["code"] == "context_length_exceeded" and QWEN.search(error["message"])
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("your prompt contains at least 2049 input tokens, which exceeds this limit even without any output", 2049),
+        ("your prompt contains 3100 input tokens, which exceeds this limit even without any output tokens", 3100),
+        ("your prompt contains 90000 characters (more than 8192 characters, which is the upper bound for 2048", 2049),
+    ],
+)
+def test_words_of_newer_vllm(text: str, tokens: int) -> None:
+    message = f"This model's maximum context length is 2048 tokens. However, {text}"
+    assert _too_long(json.dumps({"error": {"message": message}})) == (tokens, 2048)
+
+
 def test_other_refusals_of_a_server_behind_are_not_taken_for_it() -> None:
     for text in ("", "[]", '{"error": "no such model"}', '{"n_ctx": 5}', "maximum context length is many tokens"):
         assert _too_long(text) is None

@@ -215,8 +215,9 @@ def _base(url: str) -> httpx2.URL:
 def _chosen(target: LoadTarget, names: list[str]) -> str:
     listed = f"{', '.join(names[:10])}{' ...' if len(names) > 10 else ''}"
     if target.model is not None:
-        if plain(target.model) not in map(plain, names):
-            raise RequestError(f"{target.url} has no model {target.model!r}. It offers: {listed or 'none'}.")
+        # sglang-router lists no models, or one called unknown.
+        if names not in ([], ["unknown"]) and plain(target.model) not in map(plain, names):
+            raise RequestError(f"{target.url} has no model {target.model!r}. It offers: {listed}.")
         return target.model
     if len(names) != 1:
         raise RequestError(f"{target.url} offers {len(names)} models; choose one with --model: {listed or 'none'}.")

@@ -145,6 +145,8 @@ def asked(parts: list[bytes]) -> Any:
 
 def test_protocol_and_model_are_found_out() -> None:
     assert found(MODELS, model="two").name == "openai"
+    behind_a_router = {"/v1/models": httpx2.Response(200, json={"data": [{"id": "unknown"}]})}
+    assert found(behind_a_router, model="two").model == "two"
     only = found(TAGS)
     assert (only.name, only.model) == ("ollama", "one:latest")
     assert found({**MODELS, **TAGS}, api="ollama", model="one").name == "ollama"
