@@ -8,12 +8,15 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cpu_kernels.choosing import choose, memory_bytes
+from cpu_kernels.arguments import indices_of
+from cpu_kernels.choosing import Choice, Choose, choose, memory_bytes
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import compile_all, kernel
 from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.records import Step, field
+from cpu_kernels.records import Op, Step, argument, field
+from cpu_kernels.simd.doubles import get_f64
 from cpu_kernels.simd.threads import (
     atomic_add,
     atomic_load,
@@ -25,12 +28,15 @@ from cpu_kernels.simd.threads import (
     ticks,
     wake,
 )
+from cpu_kernels.simd.vectors import put_i64
 
 # One cache line each: how many choices there are and the next one that nobody has begun, in one number; how many were
-# made since the beginning; callers asleep until all are made; calls; helpers asleep until the next; and what is fixed.
-_CLAIMS, _MADE, _ASLEEP, _CALLS, _PARKED, _FIXED = (64 * i for i in range(6))
-# Fixed: the choices' operations of `choose`, the address of its code, a step record for each thread, whether to end.
-_OPERATIONS, _CHOOSE, _RECORDS, _ENDS = range(4)
+# made since the beginning; callers asleep until all are made; calls; helpers asleep until the next; and the call.
+_CLAIMS, _MADE, _ASLEEP, _CALLS, _PARKED, _CALL = (64 * i for i in range(6))
+# A call: the choices' operations of `choose`, the address of its code, a step record for each thread, whether to end;
+# the first choice's logits, or 0 if the operations have them, and bytes to the next one's; where tokens are written.
+_OPERATIONS, _CHOOSE, _RECORDS, _ENDS, _LOGITS, _STRIDE, _TOKENS = range(7)
+_OF_CHOICE = indices_of(Choose)
 _BITS = 20
 _MASK = (1 << _BITS) - 1
 _SPIN_US = 20
@@ -39,11 +45,17 @@ _SPIN_US = 20
 @inner
 def _make(control: int, thread: int) -> None:
     """Make choices until all are begun."""
-    fixed = control + _FIXED
-    record = field(fixed, _RECORDS) + thread * (8 * Step.SIZE)
+    of_call, logits = control + _CALL, field(control + _CALL, _LOGITS)
+    record = field(of_call, _RECORDS) + thread * (8 * Step.SIZE)
     claimed = atomic_add(control + _CLAIMS, 1)
     while claimed & _MASK < claimed >> _BITS:
-        call_kernel(field(fixed, _CHOOSE), field(field(fixed, _OPERATIONS), claimed & _MASK), record, 0, 1)
+        number = claimed & _MASK
+        operation = field(field(of_call, _OPERATIONS), number)
+        if logits != 0:
+            put_i64(operation + 8 * (Op.ARGUMENTS + _OF_CHOICE.logits), logits + number * field(of_call, _STRIDE))
+        call_kernel(field(of_call, _CHOOSE), operation, record, 0, 1)
+        token = get_f64(argument(operation, _OF_CHOICE.choice) + 8 * Choice.TOKEN)
+        put_i64(field(of_call, _TOKENS) + 8 * number, int(token))
         atomic_add(control + _MADE, 1)
         # A full fence, like the addition: a caller that is not counted here sees the choice and stays awake.
         if atomic_add(control + _ASLEEP, 0) > 0:
@@ -58,7 +70,7 @@ def choose_all(control: int, count: int, thread: int, threads: int) -> None:
     goal, until = made + count, ticks() + microseconds(_SPIN_US)
     atomic_store(control + _CLAIMS, count << _BITS)
     atomic_add(control + _CALLS, 1)
-    if atomic_add(control + _PARKED, 0) > 0:
+    if count != 1 and atomic_add(control + _PARKED, 0) > 0:
         wake(control + _CALLS)
     _make(control, 0)
     while made != goal:
@@ -75,7 +87,7 @@ def choose_all(control: int, count: int, thread: int, threads: int) -> None:
 def help_choosing(control: int, step: int, thread: int, threads: int) -> None:
     """Make choices whenever there are some, asleep in between, until the team ends."""
     seen = 0
-    while field(control + _FIXED, _ENDS) == 0:
+    while field(control + _CALL, _ENDS) == 0:
         calls = atomic_load(control + _CALLS)
         if calls != seen:
             seen = calls
@@ -96,10 +108,13 @@ class ChoosingTeam:
         self._records = aligned_zeros((threads, int(Step.SIZE)), np.int64)
         self._records[:, Step.SCRATCH] = self._scratch.ctypes.data + size * np.arange(threads)
         self._operations = aligned_zeros((most,), np.int64)
-        self._control = aligned_zeros((_FIXED // 8 + 8,), np.int64)
+        self._tokens = aligned_zeros((most,), np.int64)
+        self._control = aligned_zeros((_CALL // 8 + 8,), np.int64)
         compile_all([choose, choose_all, help_choosing])
-        self._fixed = self._control[_FIXED // 8 :]
-        self._fixed[:_ENDS] = self._operations.ctypes.data, choose.address, self._records.ctypes.data
+        self._address = self._control.ctypes.data
+        self._call = self._control[_CALL // 8 :]
+        self._call[:_ENDS] = self._operations.ctypes.data, choose.address, self._records.ctypes.data
+        self._call[_TOKENS] = self._tokens.ctypes.data
         self._helpers = [
             threading.Thread(target=self._help, args=(thread,), name=f"localllm-choose-{thread}", daemon=True)
             for thread in range(1, threads)
@@ -107,14 +122,20 @@ class ChoosingTeam:
         for helper in self._helpers:
             helper.start()
 
-    def run(self, operations: Sequence[int]) -> None:
-        """Make choices, given the addresses of operations of `choose`, each with `vocab_size` logits at most."""
+    def run(self, operations: Sequence[int], rows: NDArray[np.float32] | None = None) -> list[int]:
+        """Make choices, given the addresses of operations of `choose`; return the tokens, -1 where none is possible.
+
+        rows: float32[len(operations), vocab_size], the logits; None if the operations have their addresses.
+        """
         self._operations[: len(operations)] = operations
-        choose_all(self._control.ctypes.data, len(operations), 0, 1)
+        self._call[_LOGITS : _STRIDE + 1] = (0, 0) if rows is None else (rows.ctypes.data, rows.strides[0])
+        choose_all(self._address, len(operations), 0, 1)
+        found: list[int] = self._tokens[: len(operations)].tolist()
+        return found
 
     def close(self) -> None:
         """Stop the helpers. Idempotent."""
-        self._fixed[_ENDS] = 1
+        self._call[_ENDS] = 1
         self.run([])
         for helper in self._helpers:
             helper.join()
@@ -122,4 +143,4 @@ class ChoosingTeam:
 
     def _help(self, thread: int) -> None:
         # A method, so that the helper keeps the memory alive.
-        help_choosing(self._control.ctypes.data, 0, thread, 1)
+        help_choosing(self._address, 0, thread, 1)

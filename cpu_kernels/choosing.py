@@ -95,6 +95,8 @@ _PART = 256
 # From this many candidates on, a sample of about _SAMPLED vectors is looked at first.
 MANY = 8192
 _SAMPLED = 512
+# For so many first candidates at most, groups tell about where the last one is: their range is halved so often.
+_MOST_FIRST, _HALVINGS = 128.0, 20
 _BINS = 512
 # Lists up to this long are sorted.
 _SHORT = 48
@@ -258,6 +260,34 @@ def _keep_above(x: int, ids: int, n: int, bound: float, places: Any) -> int:
     kept, value = 0, splat_f64(bound)
     for i in range(0, n, 16):
         kept = _append(x, ids, n, i, not_above_f64(value, widen_f64(_block(x, n, i))), kept, places)
+    return kept
+
+
+@inner
+def _keep_likely(x: int, ids: int, n: int, first: float, places: Any) -> int:
+    """Keep the `first` highest of many logits and some more; returns how many.
+
+    As many of the highest logits of 256 groups are not below the bound, so that at least as many logits are not.
+    """
+    groups, vectors = places[2][1], n // 256
+    for g in range(16):
+        begin = x + 64 * vectors * g
+        high = load_f32(begin)
+        for v in range(1, vectors):
+            high = max_f32(load_f32(begin + 64 * v), high)
+        store_f32(groups + 64 * g, high)
+    above, bound = _range(groups, 256)
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (above + bound)
+        if _count_above(groups, 256, middle) >= first:
+            bound = middle
+        else:
+            above = middle
+    kept, value = 0, splat_f32(np.float32(bound))
+    for i in range(0, n, 16):
+        mask = and_i32(not_above_f32(value, _block(x, n, i)), before(n - i))
+        if _COMPRESSES or count_lanes(mask) > 0:
+            kept = _append(x, ids, n, i, mask, kept, places)
     return kept
 
 
@@ -734,6 +764,9 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
     if sigmas > 0.0:  # arXiv:2411.07641
         n = _keep_above(x, ids, n, top - sigmas * _deviation(x, n, top), places)
         x, ids = own, own_ids
+    if n >= MANY and 0.0 < top_k <= _MOST_FIRST:
+        n = _keep_likely(x, ids, n, top_k, places)
+        x, ids = own, own_ids
     if top_k > 0.0 and top_k < n:
         n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (top_k, 0), 1, _NONE_FAR, places)
         x, ids = own, own_ids
@@ -817,7 +850,7 @@ def _choose_samples() -> Iterator[Sample]:
         {Rule.TOP_N_SIGMA: 1.0},
         {Rule.MIROSTAT: 5.0},
     ]
-    many: list[dict[Rule, float]] = [{Rule.TOP_P: 0.9}, {Rule.TYPICAL_P: 0.9}]
+    many: list[dict[Rule, float]] = [{Rule.TOP_P: 0.9}, {Rule.TYPICAL_P: 0.9}, {Rule.TOP_K: 20}]
     for number, change in enumerate([*changes, *many]):
         count = 70 if number < len(changes) else MANY + 5
         s = Sample(scratch=memory_bytes(count))

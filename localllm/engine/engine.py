@@ -32,7 +32,7 @@ from localllm.engine.request import (
 )
 from localllm.engine.restore_costs import COMPUTED, RestoreCosts
 from localllm.engine.runner import ComputesAside, Interruptible, Runner, SeesImages, sees_images, window_use
-from localllm.engine.sampling import Chooser, Sampler
+from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import TokenSequence, adapter_set, text_of_prompt
 from localllm.engine.step_costs import ChunkSize
@@ -80,14 +80,20 @@ class EngineStats:
     preemptions: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Begun:
-    """A step. logits: waits for them, or computes them. ahead: how many steps in a row were begun ahead, with it."""
+    """A step. logits: waits for them, or computes them. ahead: how many steps in a row were begun ahead, with it.
+
+    known: whether the step after it needs only its tokens, unless one of them changes that. choices: the operations
+    that choose its tokens; empty if more is needed for it.
+    """
 
     plan: Plan
     began: float
     logits: Callable[[], NDArray[np.float32] | None]
     ahead: int = 0
+    known: bool = False
+    choices: Sequence[int] = ()
 
 
 class Engine:
@@ -145,7 +151,7 @@ class Engine:
         self._rows_unspilled = 0
         self._aside = runner if info.computes_aside and isinstance(runner, ComputesAside) else None
         self._choosers: ChoosingTeam | None = None
-        if self._aside is not None and CHOOSERS > 1:
+        if self._aside is not None:
             self._choosers = ChoosingTeam(CHOOSERS, info.max_sequences, info.vocab_size)
         self._later: list[Callable[[], None]] = []  # what a step leaves to do while a device computes the next
         self._begun: _Begun | None = None  # a step that was begun before the one before it was worked up
@@ -193,10 +199,10 @@ class Engine:
         if begun is None:
             begun, busy = self._next()
         if begun is not None:
-            logits, known = self._wait(begun)
+            logits = self._wait(begun)
             if logits is not None:
                 ran, plan = self._clock(), begun.plan
-                self._begun = self._go_on(begun, logits, known)
+                self._begun = self._go_on(begun, logits)
                 accepted = self._sample(plan, logits)
                 self._commit(plan, accepted)
                 self._note(begun, ran, sum(accepted))
@@ -381,16 +387,16 @@ class Engine:
             return partial(self.runner.run_unless, self._interrupted, *rows)
         return partial(self.runner.run, *rows) if self._aside is None else self._aside.begin(*rows)
 
-    def _wait(self, begun: _Begun) -> tuple[NDArray[np.float32] | None, bool]:
-        """The logits of a step; None if it was interrupted or failed. Also whether the step after it is known.
+    def _wait(self, begun: _Begun) -> NDArray[np.float32] | None:
+        """The logits of a step; None if it was interrupted or failed. Before that, do what a device leaves time for.
 
         A failure ends the plan's requests, because the contents of their sequences are unknown.
         """
-        known = False
         try:
             try:
                 self._do_later()
-                known = self._next_is_known(begun)
+                if self._aside is not None:
+                    self._look_ahead(begun)
             finally:
                 logits = begun.logits()
         except LocalLLMError as error:
@@ -398,47 +404,46 @@ class Engine:
                 self.kv.discard(part.generation.sequence)
                 if part.generation.finish_reason is None:
                     part.generation.fail(error)
-            return None, False
-        return logits, known
+            return None
+        return logits
 
-    def _next_is_known(self, begun: _Begun) -> bool:
-        """Whether the step after this one needs only its tokens, unless one of them changes that."""
-        if self._aside is None or not self.runner.info.can_truncate or self.journal.asked:
-            return False
-        return begun.ahead < MOST_AHEAD and self.scheduler.next_is_known(begun.plan)
+    def _look_ahead(self, begun: _Begun) -> None:
+        """Prepare what follows a step, without the runner, which computes it."""
+        plan = begun.plan
+        if plan.only_decodes:
+            choices = [choice for part in plan.parts if (choice := part.generation.begin(None)) is not None]
+            begun.choices = choices if len(choices) == len(plan.parts) else ()
+        may_go_on = begun.ahead < MOST_AHEAD and self.runner.info.can_truncate and not self.journal.asked
+        begun.known = may_go_on and self.scheduler.next_is_known(plan)
 
-    def _go_on(self, begun: _Begun, logits: NDArray[np.float32], known: bool) -> _Begun | None:
+    def _go_on(self, begun: _Begun, logits: NDArray[np.float32]) -> _Begun | None:
         """Where a device computes, choose the step's tokens, and begin the next step if it needs nothing else."""
-        if self._aside is None:
+        if self._choosers is None:
             return None
-        plan, choosers = begun.plan, self._choose(begun.plan, logits)
-        if not known or self._submissions or len(choosers) < len(plan.parts):
+        plan = begun.plan
+        tokens = self._choosers.run(begun.choices, logits) if begun.choices else self._choose(plan, logits)
+        if not begun.known or self._submissions or len(tokens) < len(plan.parts):
             return None
-        tokens = [chooser.token for chooser in choosers]
         if min(tokens) < 0 or not self._vocabulary.eog_ids.isdisjoint(tokens):
             return None
         if self.runner.pages_free() < len(tokens):  # a token takes one at most
             return None
         return self._begin(plan.next(tokens), begun.ahead + 1)
 
-    def _choose(self, plan: Plan, logits: NDArray[np.float32]) -> list[Chooser]:
-        """Choose the first tokens of all generations that need nothing else for it, on several threads."""
-        choosers: list[Chooser] = []
+    def _choose(self, plan: Plan, logits: NDArray[np.float32]) -> list[int]:
+        """Choose the first tokens of all generations that need nothing else for it; return them."""
+        assert self._choosers is not None
+        choices: list[int] = []
         for part, rows in zip(plan.parts, plan.logits, strict=True):
-            if rows.start == rows.stop or part.scored or part.generation.finish_reason:
+            if rows.start == rows.stop or part.scored:
                 continue
             try:
-                chooser = part.generation.begin(logits[rows.start])
+                choice = part.generation.begin(logits[rows.start])
             except Exception as error:
                 part.generation.fail(error)
             else:
-                choosers += [chooser] if chooser else []
-        if self._choosers and len(choosers) > 1:
-            self._choosers.run([chooser.operation for chooser in choosers])
-        else:
-            for chooser in choosers:
-                chooser.run()
-        return choosers
+                choices += [] if choice is None else [choice]
+        return self._choosers.run(choices)
 
     def _do_later(self) -> None:
         """Send texts, and note what was done: what the next step does not depend on."""

@@ -22,7 +22,7 @@ from localllm.engine.request import (
     kept_first,
     roll,
 )
-from localllm.engine.sampling import Chooser, Sampler, check_model, token_logprob
+from localllm.engine.sampling import Sampler, check_model, token_logprob
 from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.engine.speculation import Speculation
 from localllm.engine.stream import EventWriter
@@ -184,12 +184,17 @@ class Generation:
             and request.time_limit_s is None
         )
 
-    def begin(self, row: NDArray[np.float32]) -> Chooser | None:
-        """What chooses the first token of `sample`, once it has run, on any thread; None where more is needed.
+    def begin(self, row: NDArray[np.float32] | None) -> int | None:
+        """The operation that chooses the first token of `sample`, to be run before it; None where more is needed.
 
-        row: the first one of `sample`.
+        row: the first one of `sample`; None if it comes later, see Sampler.begin.
         """
-        if self._constraint or self.request.max_tokens == 0 or self.request.prompt_logprobs is not None:
+        if (
+            self.finish_reason
+            or self._constraint
+            or self.request.max_tokens == 0
+            or self.request.prompt_logprobs is not None
+        ):
             return None
         return self._sampler.begin(row, self._banned)
 

@@ -19,7 +19,10 @@ from localllm.errors import LocalLLMError, RequestError
 HIGHEST_LOGIT = 1e30
 # XTC drops no token above it.
 _HIGHEST_THRESHOLD = 0.5
-_LOGITS, _ALLOWED = Op.ARGUMENTS, Op.ARGUMENTS + 2
+# Plain integers, because a member of an enumeration takes longer as an index than what it is used for.
+_LOGITS, _ALLOWED = int(Op.ARGUMENTS), int(Op.ARGUMENTS + 2)
+_XTC, _UNIFORM, _MIROSTAT = int(Rule.XTC), int(Rule.UNIFORM), int(Rule.MIROSTAT)
+_TOKEN, _HIGHEST = int(Choice.TOKEN), int(Choice.HIGHEST)
 
 
 class LogitsError(LocalLLMError):
@@ -52,7 +55,10 @@ class Candidates:
 
 
 class Chooser:
-    """Chooses tokens by the same rules. Not thread-safe; choosers on one thread share its memory."""
+    """Chooses tokens by the same rules. Not thread-safe; choosers on one thread share its memory.
+
+    operation: address of the operation that `run` runs.
+    """
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -76,6 +82,7 @@ class Chooser:
             logits=0, count=vocab_size, allowed=0, rules=self._rules.ctypes.data, choice=self._choice.ctypes.data
         )
         self._operation = operation_of(choose, arguments)
+        self.operation = self._operation.ctypes.data
 
     def choose(
         self,
@@ -98,42 +105,36 @@ class Chooser:
 
     def prepare(
         self,
-        logits: NDArray[np.float32],
+        logits: NDArray[np.float32] | None,
         allowed: NDArray[np.bool_] | None,
         uniform: float,
         coin: float,
         mu: float | None = None,
     ) -> None:
-        """Set what `run` chooses by; both arrays must live until then, contiguous."""
+        """Set what `run` chooses by; both arrays must live until then, contiguous.
+
+        logits: None if whoever runs the operation tells where they are.
+        """
         params, rules, operation = self._params, self._rules, self._operation
         applies = params.xtc_threshold <= _HIGHEST_THRESHOLD and coin < params.xtc_probability
-        rules[Rule.XTC] = params.xtc_threshold if applies else math.inf
-        rules[Rule.UNIFORM] = uniform
-        rules[Rule.MIROSTAT] = 0.0 if mu is None else mu
-        operation[_LOGITS] = logits.ctypes.data
+        rules[_XTC] = params.xtc_threshold if applies else math.inf
+        rules[_UNIFORM] = uniform
+        rules[_MIROSTAT] = 0.0 if mu is None else mu
+        operation[_LOGITS] = 0 if logits is None else logits.ctypes.data
         operation[_ALLOWED] = 0 if allowed is None else allowed.ctypes.data
 
     def run(self) -> None:
         """Choose, on any thread, without the GIL."""
-        choose(self._operation.ctypes.data, _memory(self.vocab_size).ctypes.data, 0, 1)
-
-    @property
-    def operation(self) -> int:
-        """Address of the operation that `run` runs."""
-        return self._operation.ctypes.data
-
-    @property
-    def token(self) -> int:
-        """The token that was chosen last; -1 if there was none to choose."""
-        return int(self._choice[Choice.TOKEN])
+        choose(self.operation, _memory(self.vocab_size), 0, 1)
 
     def chosen(self, adjusted: bool = False) -> int:
         """The token that `run` chose. Raises as `choose` does."""
         if not adjusted:
-            check_model(float(self._choice[Choice.HIGHEST]))
-        if self.token < 0:
+            check_model(self._choice.item(_HIGHEST))
+        token_id = int(self._choice.item(_TOKEN))
+        if token_id < 0:
             raise no_choice()
-        return self.token
+        return token_id
 
     @property
     def log_total(self) -> float:
@@ -151,7 +152,7 @@ class Chooser:
         count = int(self._choice[Choice.KEPT])
         ids: NDArray[np.int64] = np.arange(count)
         if count < self.vocab_size:
-            places = kept_places(int(_memory(self.vocab_size)[Step.SCRATCH]), self.vocab_size)
+            places = kept_places(_memories.scratch.ctypes.data, self.vocab_size)
             logits, ids = view(places[0], np.float32, count), view(places[1], np.int32, count).astype(np.int64)
         weights = np.exp2((logits.astype(np.float64) - self._choice[Choice.TOP]) * self._choice[Choice.FACTOR])
         return Candidates(ids, weights / weights.sum())
@@ -160,17 +161,21 @@ class Chooser:
 class _Memory(threading.local):
     """A step record with scratch memory for the largest vocabulary so far, for each thread."""
 
-    record: NDArray[np.generic] | None = None
-    scratch: NDArray[np.generic] | None = None
+    vocab_size = 0
+    address = 0  # of the record
+    record: NDArray[np.generic] = np.empty(0)
+    scratch: NDArray[np.generic] = np.empty(0)
 
 
 _memories = _Memory()
 
 
-def _memory(vocab_size: int) -> NDArray[np.generic]:
-    size = memory_bytes(vocab_size)
-    if _memories.record is None or _memories.scratch is None or _memories.scratch.nbytes < size:
-        _memories.scratch = aligned_zeros((size,), np.uint8)
-        _memories.record = aligned_zeros((int(Step.SIZE),), np.int64)
-        _memories.record[Step.SCRATCH] = _memories.scratch.ctypes.data
-    return _memories.record
+def _memory(vocab_size: int) -> int:
+    """Address of this thread's step record."""
+    memory = _memories
+    if memory.vocab_size < vocab_size:
+        memory.scratch = aligned_zeros((memory_bytes(vocab_size),), np.uint8)
+        memory.record = aligned_zeros((int(Step.SIZE),), np.int64)
+        memory.record[Step.SCRATCH] = memory.scratch.ctypes.data
+        memory.vocab_size, memory.address = vocab_size, memory.record.ctypes.data
+    return memory.address

@@ -64,18 +64,24 @@ class Sampler:
         self._mu = 2 * params.mirostat_tau if params.mirostat and params.temperature > 0 else None
         self._last: Candidates | None = None
 
-    def begin(self, logits: NDArray[np.float32], banned: NDArray[np.intp] | None = None) -> Chooser | None:
-        """What chooses the token that `sample` returns next for these logits, once it has run, on any thread.
+    def begin(self, logits: NDArray[np.float32] | None, banned: NDArray[np.intp] | None = None) -> int | None:
+        """The operation of `choose` for the token that `sample` returns next for these logits, to be run before it.
 
-        None where `sample` needs more than its choice. banned: as for `sample`.
+        None where `sample` needs more than that choice. banned: as for `sample`. logits: None if they come later, and
+        whoever runs the operation tells where they are; then the result is None where they must be changed before.
         """
-        if self._mu is not None or self._params.post_sampling_probs or logits.shape != (self.vocab_size,):
+        if self._mu is not None or self._params.post_sampling_probs:
             return None
-        if not logits.flags.c_contiguous or (self._adjusts(banned) and not float(logits.max()) < HIGHEST_LOGIT):
+        if logits is None:
+            if self._adjusts(banned) or self._watermark is not None:
+                return None
+        elif self._adjusts(banned) and not float(logits.max()) < HIGHEST_LOGIT:
             return None
-        self._chooser.prepare(self._changed(logits, banned), None, *self._uniforms())
+        else:
+            logits = self._changed(logits, banned)
+        self._chooser.prepare(logits, None, *self._uniforms())
         self._begun = True
-        return self._chooser
+        return self._chooser.operation
 
     def sample(
         self,
