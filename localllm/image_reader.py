@@ -20,6 +20,7 @@ import numpy as np
 import platformdirs
 
 from gguf_io import sounds
+from gguf_io.errors import PictureError
 from gguf_io.image_rows import ImageGrid, ImagePieces, ImageRows, ReadPicture, SeenPieces, row_ids
 from gguf_io.interruption import held
 from gguf_io.media import PictureView, SoundView, is_sound
@@ -45,7 +46,7 @@ def image_folder() -> Path:
 
 
 class ImageReader:
-    """Decodes and encodes pictures for one loaded model, or takes them from the caches. Thread-safe.
+    """Decodes and encodes pictures for one loaded model, or takes them from the caches. Thread-safe; close it first.
 
     identity: of everything that rows depend on besides pixels; called when it is first needed, since it may take time
     to compute. encode: token ids of a text with special tokens. folder: of the disk cache, None for none.
@@ -60,7 +61,8 @@ class ImageReader:
     ) -> None:
         self._projector, self._identity, self._encode, self._folder = projector, identity, encode, folder
         self._lock = threading.Lock()  # of the caches in memory
-        self._encoding = threading.Lock()  # two requests with the same picture encode it once
+        self._encoding = threading.Lock()  # one picture at a time; two requests with the same one encode it once
+        self._closed = False
         self._contents: OrderedDict[bytes, bytes] = OrderedDict()  # of files, by their digest
         self._kept: OrderedDict[bytes, ReadPicture] = OrderedDict()
         self._kept_bytes = 0
@@ -79,12 +81,19 @@ class ImageReader:
         medium = self._samples(data) if is_sound(data) else decode(data)
         content = self._content(medium, budget, namespace)
         with held(self._encoding):
+            if self._closed:
+                raise PictureError("The model is being unloaded. Ask again.")
             read = self._in_memory(content) or self._from_disk(content)
             if read is None:
                 read = self._read(medium, content, budget)
                 self._to_disk(content, read)
             self._keep(file, content, read)
         return read
+
+    def close(self) -> None:
+        """Wait for the picture that is being encoded, and refuse others from then on."""
+        with self._encoding:
+            self._closed = True
 
     def _sound_tokens(self, data: bytes) -> int:
         return self._projector.sound_tokens(sounds.samples_of(data, self._projector.sound_rate))

@@ -193,7 +193,7 @@ def reusable(runner: Runner, sequence: int, length: int) -> int:
 
 
 class Projector(Protocol):
-    """Encodes pictures and sounds. Thread-safe."""
+    """Encodes pictures and sounds. `see` and `hear` are for one thread at a time, and end before it is closed."""
 
     def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
         """A picture as rows and what the model reads around them. content: a digest of it, of which rows' ids are made.

@@ -140,6 +140,9 @@ class LoadedModel:
 
     def close(self) -> None:
         """Cancel all generations and free everything. Idempotent."""
+        with self._images_lock:
+            if self._images is not None:
+                self._images.close()
         self.engine.close()
         self.file.close()
 

@@ -1,7 +1,5 @@
 """A projector on our own kernels: pictures and sounds as rows of embeddings (localllm.engine.runner.Projector)."""
 
-import threading
-
 from gguf_io import ModelFile
 from gguf_io.errors import PictureError
 from gguf_io.image_rows import ImageRows, SeenPicture, SeenPieces, grid_of, row_ids
@@ -15,7 +13,7 @@ from models.vision.layout import ImageLayout, PictureSizeError, RowRun
 
 
 class NativeProjector:
-    """The image encoder beside a model. Thread-safe; one picture is encoded at a time. Close it after use."""
+    """The image encoder beside a model. Close it after use. For threads, see localllm.engine.runner.Projector."""
 
     def __init__(
         self,
@@ -28,7 +26,6 @@ class NativeProjector:
         """Load it. context: tokens that a picture must fit. Raises what models.vision.encoder.open_encoder raises."""
         self._encoder = open_encoder(file, threads, progress)
         self._context = context
-        self._lock = threading.Lock()
 
     @property
     def width(self) -> int:
@@ -39,9 +36,7 @@ class NativeProjector:
         """See localllm.engine.runner.Projector. Ends early if the work is cancelled (gguf_io.interruption)."""
         layout = self._layout(picture.size, budget)
         check_room("image", layout.tokens, self._context)
-        with self._lock:
-            encoded = self._encoder.encode(picture.pixels, layout)
-        rows = iter(encoded)
+        rows = iter(self._encoder.encode(picture.pixels, layout))
         pieces = tuple(
             ImageRows(
                 row_ids(content, number, piece.count), next(rows), piece.sees_all, piece.grid and grid_of(*piece.grid)
@@ -75,8 +70,7 @@ class NativeProjector:
     def hear(self, samples: Samples, content: bytes) -> SeenPieces:
         """See localllm.engine.runner.Projector. Ends early if the work is cancelled."""
         tokens, sound = self.sound_tokens(len(samples)), self._sound
-        with self._lock:
-            rows = self._encoder.encode_sound(samples)
+        rows = self._encoder.encode_sound(samples)
         return sound.begin, ImageRows(row_ids(content, 0, tokens), rows, sees_all=False), sound.end
 
     @property
@@ -100,5 +94,4 @@ class NativeProjector:
 
     def close(self) -> None:
         """Free the encoder. Idempotent."""
-        with self._lock:
-            self._encoder.close()
+        self._encoder.close()

@@ -1,18 +1,25 @@
 """Encoded pictures: each content once, in memory and on disk, apart for users; damaged and foreign files."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gguf_io import open_model
 from gguf_io.errors import PictureError
 from gguf_io.image_rows import ImageRows, SeenPicture, SeenPieces, grid_of, row_ids
 from gguf_io.media import SoundView
 from gguf_io.pictures import Budget, Picture
 from localllm import image_reader
+from localllm.engine.runner import Projector
 from localllm.image_reader import ImageReader
+from models.vision.projector import NativeProjector
 from tests.gguf_io.test_sounds import wav
 from tests.picture_files import png, png_of
+from tests.projector_files import write_projector
+from tests.waiting import PATIENCE_S
 
 TALL = np.zeros((8, 4, 3), np.uint8)
 
@@ -43,7 +50,7 @@ class Counting:
         return "<s>", ImageRows(row_ids(content, 0, count), np.tile(samples[:5], (count, 1)), False), (7,)
 
 
-def reader(folder: Path | None, projector: Counting, identity: str = "encoder") -> ImageReader:
+def reader(folder: Path | None, projector: Projector, identity: str = "encoder") -> ImageReader:
     return ImageReader(projector, lambda: identity, lambda text: [ord(each) for each in text], folder)
 
 
@@ -92,6 +99,65 @@ def test_a_sound_is_encoded_once_in_any_file_and_found_on_disk(tmp_path: Path) -
     np.testing.assert_array_equal(one.embeddings, other.embeddings)
     with pytest.raises(PictureError):
         images.see(wav(tone)[:-1])
+
+
+class Slow(Counting):
+    """A projector that encodes when it is let, and notes whether two threads are in it at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.let = threading.Event(), threading.Event()
+        self.inside = self.most_inside = 0
+
+    def see(self, picture: Picture, content: bytes, budget: Budget) -> SeenPicture:
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        self.entered.set()
+        assert self.let.wait(PATIENCE_S)
+        self.inside -= 1
+        return super().see(picture, content, budget)
+
+
+def test_threads_encode_one_after_the_other_and_the_same_picture_once() -> None:
+    projector = Slow()
+    images = reader(None, projector)
+    with ThreadPoolExecutor(6) as threads:
+        found = [threads.submit(images.see, png(seed)) for seed in (1, 2, 3, 1, 2, 3)]
+        assert projector.entered.wait(PATIENCE_S)
+        projector.let.set()
+        pictures = [one.result(PATIENCE_S) for one in found]
+    assert (projector.calls, projector.most_inside) == (3, 1)
+    assert all(one is other for one, other in zip(pictures[:3], pictures[3:], strict=True))
+
+
+def test_two_threads_get_the_rows_that_each_gets_alone(tmp_path: Path) -> None:
+    files = [png(seed, 60 + seed, 40) for seed in range(8)]
+    with open_model(write_projector(tmp_path / "p.gguf", "qwen3vl_merger")) as file:
+        projector = NativeProjector(file, threads=2, context=512)
+    alone, together = reader(None, projector), reader(None, projector)
+    expected = [alone.see(file).pieces[1] for file in files]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda file: together.see(file).pieces[1], files))
+    projector.close()
+    for one, other in zip(found, expected, strict=True):
+        assert isinstance(one, ImageRows) and isinstance(other, ImageRows)
+        np.testing.assert_array_equal(one.embeddings, other.embeddings)
+
+
+def test_closing_waits_for_the_running_picture_and_refuses_others() -> None:
+    projector = Slow()
+    images = reader(None, projector)
+    with ThreadPoolExecutor(3) as threads:
+        running = threads.submit(images.see, png(1))
+        assert projector.entered.wait(PATIENCE_S)
+        closing = threads.submit(images.close)
+        assert not closing.done()
+        projector.let.set()
+        assert running.result(PATIENCE_S).view.tokens == 10
+        closing.result(PATIENCE_S)
+    with pytest.raises(PictureError, match="being unloaded"):
+        images.see(png(2))
+    assert images.see(png(1)).view.tokens == 10  # which is known
 
 
 @pytest.mark.parametrize(("identity", "namespace"), [("another encoder", ""), ("encoder", "another user")])
