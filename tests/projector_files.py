@@ -217,11 +217,27 @@ KINDS = {
 }
 
 
+def quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """The blocks of an array's rows; those of K-quants are made by ggml."""
+    if not kind.name.endswith("_K"):
+        return gguf.quants.quantize(values, kind)
+    from gpu_offload.library import ggml
+
+    rows = np.ascontiguousarray(values)
+    items, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.empty((len(rows), rows.shape[1] // items * size), np.uint8)
+    kinds = c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p
+    quantize = ggml("ggml_quantize_chunk", c_size_t, *kinds)
+    assert quantize(kind.value, rows.ctypes.data, blocks.ctypes.data, 0, *rows.shape, None) == blocks.nbytes
+    return blocks
+
+
 def write_projector(
     path: Path,
     kind: str = "mlp",
     *,
     weights: gguf.GGMLQuantizationType = FLOATS,
+    blocks: Callable[[np.ndarray, gguf.GGMLQuantizationType], np.ndarray] = quantized,
     keys: dict[str, Any] | None = None,
     changed: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None,
     seed: int = 5,
@@ -230,7 +246,7 @@ def write_projector(
 ) -> Path:
     """Write a projector. changed: changes tensors in place. sizes: other Sizes. sound: the type of a sound encoder.
 
-    weights: the type of matrices, F16 where rows are no whole blocks of it.
+    weights: the type of matrices, F16 where rows are no whole blocks of it. blocks: makes an array's blocks of a type.
     """
     made = KINDS[kind]
     s = replace(made.sizes, **sizes)
@@ -269,23 +285,8 @@ def write_projector(
         chosen = weights if values.ndim == 2 and name.endswith(".weight") and not stays else FLOATS
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
             chosen = gguf.GGMLQuantizationType.F16
-        writer.add_tensor(name, _quantized(values, chosen), raw_dtype=chosen)
+        writer.add_tensor(name, blocks(values, chosen), raw_dtype=chosen)
     return finish(writer)
-
-
-def _quantized(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """The blocks of an array's rows; those of K-quants are made by ggml."""
-    if not kind.name.endswith("_K"):
-        return gguf.quants.quantize(values, kind)
-    from gpu_offload.library import ggml
-
-    rows = np.ascontiguousarray(values)
-    items, size = gguf.GGML_QUANT_SIZES[kind]
-    blocks = np.empty((len(rows), rows.shape[1] // items * size), np.uint8)
-    kinds = c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p
-    quantize = ggml("ggml_quantize_chunk", c_size_t, *kinds)
-    assert quantize(kind.value, rows.ctypes.data, blocks.ctypes.data, 0, *rows.shape, None) == blocks.nbytes
-    return blocks
 
 
 def _sound_keys(kind: str, sound: str, s: Sizes) -> dict[str, Any]:
@@ -320,7 +321,7 @@ def write_qwen2vl(source: Path, path: Path) -> Path:
     reader, writer = copying(source, path, architecture="qwen2vl", renamed=renamed)
     writer.add_rope_dimension_sections([2, 1, 1, 0])
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data)
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
         if tensor.name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
             writer.add_tensor(tensor.name.replace("weight", "bias"), np.zeros(len(tensor.data), np.float32))
     return finish(writer)

@@ -25,7 +25,7 @@ from localllm.wings.tools.mcp_servers import read_servers
 from localllm.wings.tools.reading import reading_tools
 from tests.forking import PROGRAM, Nursery
 from tests.systems import needs_named_pipes
-from tui.attachments import _read as attached
+from tui.attachments import attachments_at
 from tui.widgets.completion import size_of
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +45,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a model": open_model,
     "chats": connect,
     "damaged chats": in_memory,
-    "an attachment": attached,
+    "an attachment": lambda path: attachments_at("pipe", path),
     "a completion": lambda path: size_of(str(path), len),
 }
 

@@ -1,8 +1,6 @@
 """Attachments of a message: files named in its text by @path, and long pasted texts."""
 
-import base64
 import hashlib
-import mimetypes
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -11,13 +9,13 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from gguf_io.media import View, is_sound
+from gguf_io.media import View
 from gguf_io.system import read_file
 from localllm.chats import PASTED, Attachment
+from localllm.chats.attaching import attachments_of
 from localllm.engine.request import Counts
 from localllm.errors import LocalLLMError, RequestError
-from localllm.extraction import Content, UnreadableError, content_of, packed_suffix
-from localllm.files import decoded, user_path
+from localllm.files import user_path
 from localllm.quoting.excerpt import as_file
 from localllm.text import shortened
 
@@ -27,10 +25,6 @@ _MENTION = re.compile(r"""(?<!\S)@(?:"([^"]+)"|(\S+))""")
 # What looks like a path: it contains a slash or has a file extension. `@app.route("/x")` and `@property` do not.
 _FILE_LIKE = re.compile(r"[^()\[\]{}<>=,;]*/[^()\[\]{}<>=,;]*|[^()\[\]{}<>=,;/]*\.[A-Za-z0-9]{1,8}")
 
-# Magic bytes of PNG, JPEG, WebP and WAV, GIF, TIFF and BMP.
-_PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"II*\x00", b"MM\x00*", b"BM")
-
-MAX_TEXT_BYTES = 2 * 2**20
 MAX_FILE_BYTES = 16 * 2**20
 
 Counter = Callable[[str], int | None]
@@ -135,10 +129,7 @@ def _readable(name: str) -> Sequence[Attachment]:
     try:
         if not os.path.isfile(path):
             return ()
-        data = _read(path)
-        if data.startswith(_PICTURES):
-            return (Attachment(name, "", None, base64.b64encode(data).decode()),)
-        return Attachment.of_file(name, _content(path, data))
+        return attachments_at(name, path)
     except (RequestError, ValueError):  # sending it says why it cannot be read
         return ()
 
@@ -171,7 +162,7 @@ def find_attachments(
                 for file in named[name]
             ]
         elif os.path.isfile(path):
-            found[name] = attached(name, path, count_tokens, see)
+            found[name] = counted(attachments_at(name, path), count_tokens, see)
         elif strict and PASTED.fullmatch(name):
             raise MissingFileError(
                 f"{name} was pasted into another chat. Paste it again; Enter sends its name as text."
@@ -202,58 +193,23 @@ def mention_of(pasted: str) -> str | None:
     return f'@"{name}"' if " " in name else f"@{name}"
 
 
-def attached(name: str, path: Path, count_tokens: Counter, see: See) -> tuple[Attachment, ...]:
-    """A file as attachments. Raises RequestError if it cannot be read, is too large or of another type."""
-    data = _read(path)
-    if is_sound(data):  # silence is UTF-8
-        return (picture(name, data, see),)
+def attachments_at(name: str, path: Path) -> tuple[Attachment, ...]:
+    """A file as attachments, whose tokens are not counted. Raises RequestError."""
+    return attachments_of(name, _read(path))
+
+
+def counted(files: Sequence[Attachment], count_tokens: Counter, see: See) -> tuple[Attachment, ...]:
+    """The attachments of one file with their tokens. Raises RequestError if the model reads none of them."""
+    texts = [replace(file, tokens=count_tokens(file.text)) for file in files if not file.picture]
+    pictures = [file for file in files if file.picture]
     try:
-        files = Attachment.of_file(name, _content(path, data))
-    except UnicodeDecodeError as error:
-        kind = mimetypes.guess_type(path.name)[0] or ""
-        if data.startswith(_PICTURES) or kind.startswith(("image/", "audio/")):
-            return (picture(name, data, see),)
-        raise RequestError(
-            f"{path}: is not UTF-8 text (byte {error.start}). Only text, PDF, DOCX, pictures and WAV can be attached."
-        ) from error
-    try:
-        pages = [replace(page, tokens=_tokens(see(page.picture_data()))) for page in files if page.picture]
+        pictures = [replace(file, tokens=_tokens(see(file.picture_data()))) for file in pictures]
     except LocalLLMError as error:
-        if files[0].picture:
-            raise RequestError(f"{name} has no text, only pictures of pages. {error}") from error
-        pages = [page for page in files if page.picture]  # the answer says that they were not seen
-    return (*(text_file(name, file.text, count_tokens) for file in files if not file.picture), *pages)
-
-
-def _content(path: Path, data: bytes) -> Content:
-    """The content of a file: PDF and DOCX are read in a confined process.
-
-    Raises UnicodeDecodeError if it is no text, RequestError if it is too long or a document cannot be read.
-    """
-    if packed_suffix(data, path.name):
-        try:
-            content = content_of(data, path.name)
-        except UnreadableError as error:
-            raise RequestError(f"{path}: {error}.") from error
-        if not content.text.strip() and not content.pages:
-            raise RequestError(f"{path}: has no text, and shows nothing.")
-        size = len(content.text)
-    else:
-        content, size = Content(decoded(data)), len(data)
-    if size > MAX_TEXT_BYTES:
-        raise RequestError(f"{path}: has more than {MAX_TEXT_BYTES // 2**20} MiB of text. Attach a part of it.")
-    return content
-
-
-def picture(name: str, data: bytes, see: See) -> Attachment:
-    """A picture or a WAV as an attachment. Raises RequestError for other data, and if the model does not read it."""
-    from gguf_io import sounds
-
-    try:
-        sounds.check(data)
-        return Attachment(name, "", _tokens(see(data)), base64.b64encode(data).decode())
-    except LocalLLMError as error:
-        raise RequestError(f"{name} cannot be attached. {error}") from error
+        if not texts:
+            what = "has no text, only pictures of pages" if files[0].page else "cannot be attached"
+            raise RequestError(f"{files[0].name} {what}. {error}") from error
+    # Without their tokens if the model reads text only; the answer says that they were not seen.
+    return (*texts, *pictures)
 
 
 def _read(path: Path) -> bytes:

@@ -12,7 +12,7 @@ import typer
 from localllm.errors import RequestError
 from localllm.front.answering import begin_answer
 from localllm.front.options import COMPUTING, AsJson, Model, Remote, setting_flags, with_flags
-from localllm.front.prompt import check_text, pictures_among, read_format, read_image, read_prompt
+from localllm.front.prompt import check_text, files_among, read_format, read_prompt, user_content
 from localllm.front.terminal import ExitCode
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     prompt: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The prompt, and pictures or WAV files by their paths; --file and standard input are appended. "
+            help="The prompt, and pictures, WAV, PDF or DOCX by their paths; --file and standard input are appended. "
             "Without any, the chat opens."
         ),
     ] = None,
@@ -85,7 +85,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop before TEXT; may be repeated.")] = None,
     image: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Show the model a picture before the prompt; may be repeated."),
+        typer.Option(
+            metavar="FILE", help="Give the model a picture or another file before the prompt; may be repeated."
+        ),
     ] = None,
     remote: Remote = None,
     draft: Annotated[
@@ -119,16 +121,16 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     if given.obj and not any(of_one_answer) and sys.stdin.isatty() and sys.stdout.isatty():
         raise typer.Exit(given.obj(model, flags, system=system))
     settings = load_settings(flags)
-    named, argument = pictures_among(prompt or ())
+    named, argument = files_among(prompt or ())
     text = read_prompt(argument, file)
     for argument in (system or "", *(stop or ())):
         check_text(argument)
-    images = [read_image(path) for path in (*named, *(image or ()))]
-    for name, value in (("system", system), ("image", images or None), ("tools", tools), ("think", think)):
+    files = [*named, *(image or ())]
+    for name, value in (("system", system), ("image", files or None), ("tools", tools), ("think", think)):
         if raw and value is not None:
             raise RequestError(f"--{name} cannot be used with --raw.")
     request = AnswerRequest(
-        messages=[] if raw else _messages(text, system, images),
+        messages=[] if raw else _messages(user_content(text, files), system),
         prompt=text if raw else None,
         continues_text=not tools,
         think=_thought(think),
@@ -175,7 +177,6 @@ def _thought(think: str | None) -> bool | str | None:
     return think if think is None else _THINK.get(think, think)
 
 
-def _messages(text: str, system: str | None, images: list[bytes]) -> list[dict[str, Any]]:
-    content = [*({"type": "image", "data": data} for data in images), {"type": "text", "text": text}]
-    user = {"role": "user", "content": content if images else text}
+def _messages(content: object, system: str | None) -> list[dict[str, Any]]:
+    user = {"role": "user", "content": content}
     return [user] if system is None else [{"role": "system", "content": system}, user]

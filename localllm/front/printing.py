@@ -13,7 +13,7 @@ import typer
 from gguf_io.media import told_fields, told_lines
 from localllm.answer.event import Answer, AnswerEvent, AnswerStream, PartKind
 from localllm.engine.request import FinishReason
-from localllm.front.terminal import ExitCode, StatusLine, answer, fail, note
+from localllm.front.terminal import ExitCode, StatusLine, answer, fail, note, warn
 from localllm.placement.placement import Placement
 from localllm.text import human_bytes
 
@@ -111,9 +111,13 @@ def note_cut(last: AnswerEvent, max_tokens: int | None) -> None:
 
 
 def note_pictures(last: AnswerEvent) -> None:
-    """Tell the user on stderr what the model saw of each picture, and heard of each sound."""
-    for name, view in told_lines(last.pictures):
+    """Tell the user on stderr what the model saw of each picture and heard of each sound, and what was left out."""
+    told = told_lines(last.pictures)
+    for name, view in told:
         note(f"{name}: {view}")
+    for warning in last.warnings:
+        if warning not in {f"{name} {view.warning}" for name, view in told}:
+            warn(warning)
 
 
 def show_progress(event: AnswerEvent, status: StatusLine) -> None:
@@ -149,6 +153,7 @@ def end_fields(last: AnswerEvent, model: str, load_s: float) -> dict[str, Any]:
         "completion_tokens": last.counts.generated,
         "finish_reason": last.finish_reason,
         **told_fields(last.pictures),
+        **({"warnings": last.warnings} if last.warnings else {}),
         "model": model,
         "timings": {"load_s": load_s, **asdict(last.timings)},
     }

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gguf_io.errors import PictureError
 from localllm.errors import RequestError
 from localllm.files import read_text, text_of
 from localllm.text import shortened
 
-_MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".wav")
+_FILES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".wav", ".pdf", ".docx")
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -52,35 +51,48 @@ def read_format(argument: str) -> Any:
     return schema
 
 
-def pictures_among(arguments: Sequence[str]) -> tuple[list[Path], str | None]:
-    """The pictures and sounds that arguments name by a path without white space, and the prompt, if there is one.
+def files_among(arguments: Sequence[str]) -> tuple[list[Path], str | None]:
+    """The pictures, sounds and documents that arguments name by a path, and the prompt, if there is one.
 
     Raises RequestError for a second prompt.
     """
-    pictures, prompts = [], []
+    files, prompts = [], []
     for argument in arguments:
-        is_medium = argument.lower().endswith(_MEDIA)
-        if is_medium and (os.path.isfile(argument) or (len(arguments) > 1 and not re.search(r"\s", argument))):
-            pictures.append(Path(argument))
+        is_named = argument.lower().endswith(_FILES)
+        if is_named and (os.path.isfile(argument) or (len(arguments) > 1 and not re.search(r"\s", argument))):
+            files.append(Path(argument))
         else:
             prompts.append(argument)
     if len(prompts) > 1:
         raise RequestError(
             f"'{shortened(prompts[1])}' is a second prompt. Put a prompt of several words between quotation marks."
         )
-    return pictures, prompts[0] if prompts else None
+    return files, prompts[0] if prompts else None
 
 
-def read_image(file: Path) -> bytes:
-    """Read an image or a WAV. Raises RequestError if the file cannot be read, or has neither."""
-    from gguf_io import sounds
+def user_content(text: str, files: Sequence[Path]) -> str | list[dict[str, Any]]:
+    """A user message's content: files of text, documents, pictures and sounds before the text, as in the chat.
 
-    data = _read(file)
-    try:
-        sounds.check(data)
-    except PictureError as error:
-        raise RequestError(f"{file}: {error}") from error
-    return data
+    Pages of a document that also has text have a note in their place for models that see no pictures. Raises
+    RequestError if a file cannot be read, or is of another type.
+    """
+    if not files:
+        return text
+    from localllm.answer.placeholders import NOTE
+    from localllm.chats.attaching import attachments_of
+    from localllm.quoting.excerpt import as_file
+
+    texts, pictures = [], []
+    for path in files:
+        attached = attachments_of(str(path), _read(path))
+        texts += [as_file(path.name, file.text) for file in attached if not file.picture]
+        noted = any(not file.picture for file in attached)
+        for file in attached:
+            if file.picture:
+                note = {NOTE: f"[page {file.page} of the file, a picture: left out]"} if noted else {}
+                pictures.append({"type": "image", "data": file.picture_data(), **note})
+    joined = "\n".join([*texts, text])
+    return [*pictures, {"type": "text", "text": joined}] if pictures else joined
 
 
 def check_text(argument: str) -> str:

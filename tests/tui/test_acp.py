@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import acp
+import numpy as np
 import pytest
 from acp import schema, text_block
 
@@ -29,6 +30,7 @@ from localllm.settings import journal_path
 from localllm.wings.tools.journal import Journal
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.fakes.scripted_model import call, write_scripted_model
+from tests.gguf_io.test_sounds import wav
 from tests.systems import use_own_places
 from tui.acp.agent import LocalAgent
 from tui.backend import ModelInfo
@@ -497,16 +499,35 @@ def test_files_pictures_and_links_of_a_prompt_reach_the_model(play: Callable[...
     assert "x = 1" in text["text"] and "two" in text["text"] and "one" not in text["text"]
 
 
+def test_sounds_and_embedded_files_of_a_prompt_reach_the_model(play: Callable[..., None]) -> None:
+    sound = wav(np.sin(np.arange(800) / 5), rate=8_000)
+    backend = model(DONE)
+    blobs = [acp.embedded_blob_resource(f"file:///{name}", base64.b64encode(data).decode()) for name, data in (
+        ("fox.png", PNG), ("notes.txt", b"a hut")
+    )]  # fmt: skip
+    blocks = ["What is said?", acp.audio_block(base64.b64encode(sound).decode(), "audio/wav")]
+
+    async def flow(agent: Any, session: str) -> None:
+        assert await say(agent, session, *blocks, *map(acp.resource_block, blobs)) == "end_turn"
+
+    play(backend, Editor(), flow)
+    (asked,) = backend.requests[0].messages
+    *media, text = asked["content"]
+    assert media == [{"type": "image", "data": sound}, {"type": "image", "data": PNG}]
+    assert "What is said?@sound-1@/fox.png@/notes.txt" in text["text"] and "a hut" in text["text"]
+
+
 def test_what_cannot_be_given_to_the_model_is_refused_in_words(play: Callable[..., None], folder: Path) -> None:
     (folder / "data.bin").write_bytes(b"\xff\x00\xfe")
 
     async def flow(agent: Any, session: str) -> None:
         for block, words in (
-            (acp.audio_block("AAAA", "audio/wav"), "Sound cannot be given"),
+            (acp.audio_block("AAAA", "audio/wav"), "sound-1 cannot be attached"),
+            (acp.image_block(base64.b64encode(b"text").decode(), "image/png"), "picture-1 cannot be attached"),
             (acp.image_block("AAAA", "image/png"), "picture-1 cannot be attached"),
             (acp.image_block("no base64", "image/png"), "is not base64"),
             (acp.resource_link_block("data.bin", (folder / "data.bin").as_uri()), "is not UTF-8 text"),
-            (acp.resource_block(acp.embedded_blob_resource("file:///x.pdf", "AAAA")), "only text can be embedded"),
+            (acp.resource_block(acp.embedded_blob_resource("file:///x.pdf", "AAAA")), "x.pdf: cannot be read as PDF"),
             ("  ", "The prompt is empty"),
         ):
             assert words in await refused(say(agent, session, block))

@@ -79,7 +79,7 @@ class LocalAgent:
             agent_info=schema.Implementation(name="localllm", title="localllm", version=version("localllm")),
             agent_capabilities=schema.AgentCapabilities(
                 load_session=True,
-                prompt_capabilities=schema.PromptCapabilities(image=True, embedded_context=True),
+                prompt_capabilities=schema.PromptCapabilities(image=True, audio=True, embedded_context=True),
                 mcp_capabilities=schema.McpCapabilities(http=True),
                 session_capabilities=schema.SessionCapabilities(list=schema.SessionListCapabilities()),
             ),

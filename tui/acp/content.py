@@ -24,8 +24,9 @@ from localllm.actions.action import Action
 from localllm.actions.folder import Folder
 from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Attachment, Message, Role
+from localllm.chats.attaching import attachments_of, medium_of
 from localllm.errors import RequestError
-from tui.attachments import attached, picture, text_file
+from tui.attachments import attachments_at, counted
 from tui.backend import Backend
 
 KINDS: Mapping[str, schema.ToolKind] = {
@@ -50,7 +51,7 @@ Content = list[schema.ContentToolCallContent | schema.FileEditToolCallContent | 
 def read_prompt(blocks: Blocks, folder: Folder, backend: Backend) -> tuple[str, tuple[Attachment, ...]]:
     """A prompt's text and attachments. Files are mentioned in the text where they stand, as in the chat: @NAME.
 
-    Raises RequestError for what the model cannot be given: sound, a file that is neither text nor PNG nor JPEG.
+    Raises RequestError for what the model cannot be given.
     """
     texts: list[str] = []
     files: dict[str, tuple[Attachment, ...]] = {}
@@ -61,25 +62,28 @@ def read_prompt(blocks: Blocks, folder: Folder, backend: Backend) -> tuple[str, 
                 continue
             case schema.ImageContentBlock():
                 name = _name(block.uri, folder) if block.uri else f"picture-{len(files) + 1}"
-                files[name] = (picture(name, _decoded(name, block.data), backend.see_picture),)
+                files[name] = (medium_of(name, _decoded(name, block.data)),)
+            case schema.AudioContentBlock():
+                name = f"sound-{len(files) + 1}"
+                files[name] = (medium_of(name, _decoded(name, block.data)),)
             case schema.ResourceContentBlock():
                 name, path = _name(block.uri, folder), _path(block.uri)
                 if path is not None and (text := folder.files.unsaved(path)) is not None:
-                    files[name] = (text_file(name, text, backend.count_tokens),)
+                    files[name] = (Attachment(name, text),)
                 elif path is not None and os.path.isfile(path):
-                    files[name] = attached(name, path, backend.count_tokens, backend.see_picture)
+                    files[name] = attachments_at(name, path)
             case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as resource):
                 name = _name(resource.uri, folder)
-                files[name] = (text_file(name, resource.text, backend.count_tokens),)
+                files[name] = (Attachment(name, resource.text),)
             case schema.EmbeddedResourceContentBlock():
-                raise RequestError(f"{_name(block.resource.uri, folder)}: only text can be embedded in a prompt.")
-            case _:
-                raise RequestError("Sound cannot be given to a model here. Send text or pictures.")
+                name = _name(block.resource.uri, folder)
+                files[name] = attachments_of(name, _decoded(name, block.resource.blob))
         texts.append(f'@"{name}"' if " " in name else f"@{name}")
     text = "".join(texts).strip()
     if not text:
         raise RequestError("The prompt is empty.")
-    return text, tuple(chain.from_iterable(files.values()))
+    weighed = (counted(each, backend.count_tokens, backend.see_picture) for each in files.values())
+    return text, tuple(chain.from_iterable(weighed))
 
 
 def servers_of(given: Servers) -> dict[str, dict[str, Any]]:

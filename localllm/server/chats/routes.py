@@ -16,9 +16,10 @@ from pydantic import Field
 from starlette.types import Scope
 
 from cpu_kernels.limits import available_memory
-from gguf_io import pictures
+from gguf_io.media import is_sound
 from localllm.actions.approvals import Decision, rule_for
 from localllm.chats import Attachment, Message, Role, SessionStore, SessionSummary
+from localllm.chats.attaching import MAX_TEXT_BYTES, attachments_of
 from localllm.chats.conversation import Conversation
 from localllm.chats.exporting import export, file_name
 from localllm.chats.importing import Export, compare, read_export, take
@@ -26,8 +27,7 @@ from localllm.chats.parameters import NAMES, PRESETS, RANGES, Parameters
 from localllm.chats.saved import read_persona, read_prompt, save_persona, save_prompt, saved_names
 from localllm.chats.store import split_search, tag_of
 from localllm.choices import described, suggested
-from localllm.errors import LocalLLMError, RequestError
-from localllm.extraction import Content, UnreadableError, content_of
+from localllm.errors import RequestError
 from localllm.files import TEMPORARY
 from localllm.remote.connection import is_local
 from localllm.server.bodies import Object
@@ -57,9 +57,15 @@ from localllm.server.wire import NDJSON, ndjson
 from localllm.settings import sessions_path
 from localllm.text import harmless
 
-MAX_TEXT_CHARS = 2 * 2**20  # of an attached file
 MAX_LISTED = 1000
-_PICTURES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+_PICTURES = {
+    b"\x89PNG": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+    b"BM": "image/bmp",
+    b"RIFF": "image/webp",
+}
+"""What browsers show of attached pictures."""
 
 
 class AllChats:
@@ -376,12 +382,13 @@ async def export_chat(chat: ChatId, chats: ChatsDep, form: Literal["markdown", "
 
 @router.get("/api/chats/{chat}/messages/{message}/files/{place}")
 async def attached_file(chat: ChatId, message: ChatId, place: ChatId, chats: ChatsDep) -> Response:
-    """A file attached to a message: a picture, or plain text."""
+    """A file attached to a message: a picture, a sound, or plain text."""
     files = _message_of(await chats.open(chat), message).attachments
     if place >= len(files):
         raise ApiError(404, "the message has no such file")
     data = files[place].picture_data()
     kind = next((kind for begin, kind in _PICTURES.items() if data.startswith(begin)), "text/plain")
+    kind = "audio/wav" if is_sound(data) else kind
     headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'; sandbox"}
     return Response(data or files[place].text.encode(errors="replace"), media_type=kind, headers=headers)
 
@@ -433,10 +440,14 @@ async def _ask(
     if not body.content.strip() and not files:
         raise ApiError(400, "the prompt is empty")
     with_text = {file.name for file in files if not file.picture}
-    if any(file.picture and file.name not in with_text for file in files):
+    media = [file.picture_data() for file in files if file.picture and file.name not in with_text]
+    if media:
         models, entry = await service.find(conversation.model)
-        if "vision" not in await to_thread.run_sync(models.capabilities, entry):
+        senses = await to_thread.run_sync(models.capabilities, entry)
+        if "vision" not in senses and not all(map(is_sound, media)):
             raise RequestError(f"{conversation.model} reads text only. Remove the image, or choose a vision model.")
+        if "audio" not in senses and any(map(is_sound, media)):
+            raise RequestError(f"{conversation.model} hears no sound. Remove it, or choose a model that hears.")
 
     def store(_: SessionStore) -> None:
         if body.edits is None:
@@ -450,22 +461,11 @@ async def _ask(
 
 def _attachments(file: FileBody) -> tuple[Attachment, ...]:
     """A file of a request, and its pages that are pictures, as attachments. Raises RequestError."""
-    content = Content(file.text or "")
     if file.text is None:
-        data = _bytes(file.name, file.data or "")
-        if data.startswith(tuple(_PICTURES)):
-            try:
-                pictures.check(data)
-            except LocalLLMError as error:
-                raise RequestError(f"{file.name} cannot be attached. {error}") from error
-            return (Attachment(file.name, "", None, base64.b64encode(data).decode()),)
-        try:
-            content = content_of(data, file.name)
-        except UnreadableError as error:
-            raise RequestError(f"{file.name} {error}.") from error
-    if len(content.text) > MAX_TEXT_CHARS:
-        raise RequestError(f"{file.name} is larger than {MAX_TEXT_CHARS >> 20} MiB. Attach a part of it.")
-    return Attachment.of_file(file.name, content)
+        return attachments_of(file.name, _bytes(file.name, file.data or ""))
+    if len(file.text) > MAX_TEXT_BYTES:
+        raise RequestError(f"{file.name} is larger than {MAX_TEXT_BYTES >> 20} MiB. Attach a part of it.")
+    return (Attachment(file.name, file.text),)
 
 
 def _bytes(name: str, data: str) -> bytes:

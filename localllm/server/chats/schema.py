@@ -17,7 +17,7 @@ Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
 class FileBody(Body):
-    """A file to attach: its text, or its bytes as base64 (text, PDF, DOCX or a picture)."""
+    """A file to attach: its text, or its bytes as base64 (text, PDF, DOCX, a picture or a WAV)."""
 
     name: Name
     text: Text | None = None

@@ -305,7 +305,7 @@ function article(message, last, running, busy) {
   box.append(reasoning);
   if (message.files.length) box.append(attachedFiles(message));
   box.append(body);
-  const pictures = (message.stats?.pictures ?? []).map((seen) => `Picture: ${seen}`);
+  const pictures = (message.stats?.pictures ?? []).map((seen) => `${/ of sound, /.test(seen) ? "Sound" : "Picture"}: ${seen}`);
   for (const name of message.stats?.unseen ?? []) pictures.push(`Not shown to the model: ${name}`);
   for (const seen of pictures) box.append(element("p", { className: "quiet" }, seen));
   if (message.error) box.append(element("p", { className: "error" }, message.error));
@@ -339,8 +339,13 @@ function attachedFiles(message) {
       call(`/api/chats/${chat}/messages/${message.id}/files/${place}`)
         .then((response) => response.blob())
         .then((blob) => {
-          const image = element("img", { alt: file.name, src: URL.createObjectURL(blob) });
-          image.addEventListener("load", () => URL.revokeObjectURL(image.src), { once: true });
+          const src = URL.createObjectURL(blob);
+          if (blob.type.startsWith("audio/")) {
+            chip.append(element("audio", { controls: true, src, ariaLabel: file.name }));
+            return;
+          }
+          const image = element("img", { alt: file.name, src });
+          image.addEventListener("load", () => URL.revokeObjectURL(src), { once: true });
           chip.replaceWith(image);
         })
         .catch(() => {}); // the name stays

@@ -9,16 +9,18 @@ from typer.testing import CliRunner
 
 from localllm.cli.main import application
 from localllm.errors import RequestError
-from localllm.front.prompt import pictures_among, read_image
+from localllm.front.prompt import files_among, user_content
+from tests.pdf_files import DRAWING, pdf_of
 from tests.picture_files import png
 from tests.projector_files import write_projector
 
 
 def test_images_are_read_and_have_no_place_in_raw_prompts(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(1))
-    assert read_image(tmp_path / "a.png") == png(1)
+    picture, text = user_content("Hi", [tmp_path / "a.png"])
+    assert (picture, text) == ({"type": "image", "data": png(1)}, {"type": "text", "text": "Hi"})
     with pytest.raises(RequestError, match="cannot be read"):
-        read_image(tmp_path / "missing.png")
+        user_content("Hi", [tmp_path / "missing.png"])
     refused = CliRunner().invoke(application(), ["run", "m.gguf", "Hi", "--raw", "--image", str(tmp_path / "a.png")])
     assert isinstance(refused.exception, RequestError) and "--image cannot be used with --raw" in str(refused.exception)
 
@@ -59,14 +61,16 @@ def test_pictures_are_named_among_the_arguments(tmp_path: Path) -> None:
     picture = tmp_path / "my photo.PNG"
     picture.write_bytes(png(1))
     for arguments in ([str(picture), "What is it?"], ["What is it?", str(picture)]):
-        assert pictures_among(arguments) == ([picture], "What is it?")
-    assert pictures_among([str(picture), str(picture)]) == ([picture, picture], None)
-    assert pictures_among(["missing.jpg", "Hi"]) == ([Path("missing.jpg")], "Hi")
+        assert files_among(arguments) == ([picture], "What is it?")
+    assert files_among([str(picture), str(picture)]) == ([picture, picture], None)
+    assert files_among(["missing.jpg", "Hi"]) == ([Path("missing.jpg")], "Hi")
     for text in ("What does logo.png show?", "Explain a.png", "logo.png"):
-        assert pictures_among([text]) == ([], text)
-    assert pictures_among([]) == ([], None)
+        assert files_among([text]) == ([], text)
+    for name in ("scan.PDF", "letter.docx", "note.wav"):
+        assert files_among([name, "Summarise it"]) == ([Path(name)], "Summarise it")
+    assert files_among([]) == ([], None)
     with pytest.raises(RequestError, match=r".there. is a second prompt"):
-        pictures_among(["Hello", "there"])
+        files_among(["Hello", "there"])
 
 
 @pytest.mark.parametrize("budget", [12, 60])
@@ -94,3 +98,58 @@ def test_what_was_seen_of_several_pictures_is_told(data_dir: Path, tmp_path: Pat
     assert many.exit_code == 2 and "which is too many" in many.output
     refused = CliRunner().invoke(application(), [*plan, "4x0x9"])
     assert isinstance(refused.exception, RequestError) and "such as 4 or 4x1920x1080" in str(refused.exception)
+
+
+MIXED = pdf_of([["The pier opens at six."], DRAWING])
+SCANNED = pdf_of([DRAWING])
+
+
+@pytest.fixture
+def document(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdfium2")
+    (tmp_path / "tide.pdf").write_bytes(request.param)
+    return tmp_path / "tide.pdf"
+
+
+@pytest.mark.parametrize("document", [MIXED, SCANNED], ids=["mixed", "scanned"], indirect=True)
+def test_a_model_that_sees_gets_the_text_of_a_pdf_and_pages_without_text_as_pictures(
+    document: Path, data_dir: Path
+) -> None:
+    model = shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", document.with_name("model.gguf"))
+    write_projector(document.with_name("mmproj-model.gguf"), "gemma4uv")
+    picture, text = user_content("When?", [document])
+    assert picture["type"] == "image" and text["text"].endswith("When?")
+    has_text = document.read_bytes() == MIXED
+    assert ("The pier opens at six." in text["text"] and "File tide.pdf:" in text["text"]) is has_text
+    command = ["run", str(model), str(document), "When?", "--max-tokens", "1", "--no-cache", "--image-max-tokens", "16"]
+    told = CliRunner().invoke(application(), command)
+    assert told.exit_code == 0 and "Picture 1: " in told.stderr and "Picture 2" not in told.stderr, told.output
+
+
+@pytest.mark.parametrize("document", [MIXED], indirect=True)
+def test_a_model_that_reads_text_gets_a_pdfs_text_and_a_warning(document: Path, data_dir: Path) -> None:
+    model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+    command = ["run", str(model), str(document), "When?", "--max-tokens", "1", "--no-cache"]
+    told = CliRunner().invoke(application(), command)
+    assert told.exit_code == 0 and "reads text only, without 1 picture" in told.stderr, told.output
+    shown = json.loads(CliRunner().invoke(application(), [*command, "--json"]).stdout)
+    assert len(shown["warnings"]) == 1 and "pictures" not in shown
+
+
+@pytest.mark.parametrize("document", [SCANNED], indirect=True)
+def test_a_scanned_pdf_is_refused_by_a_model_that_reads_text(document: Path, data_dir: Path) -> None:
+    model = data_dir / "models" / "gguf" / "stories260K-F32.gguf"
+    refused = CliRunner().invoke(application(), ["run", str(model), str(document), "When?", "--no-cache"])
+    assert "reads text only" in str(refused.exception)
+
+
+def test_what_cannot_be_given_is_refused_by_its_path(tmp_path: Path) -> None:
+    for name, content, words in (
+        ("a.pdf", b"%PDF-1.7\n%%EOF", "a.pdf: cannot be read as PDF"),
+        ("b.wav", b"RIFF\0\0\0\0WAVEfmt ", "b.wav cannot be attached. The sound is damaged"),
+        ("c.png", b"BM" + bytes(60), "c.png cannot be attached"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(RequestError, match=words):
+            user_content("Hi", [tmp_path / name])

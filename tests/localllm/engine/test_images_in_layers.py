@@ -1,5 +1,6 @@
 """Images of models with states or windows: edits, forks and restarts change no answer."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +31,11 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write(MODELS[request.param], tmp_path_factory.mktemp("models") / f"{request.param}.gguf")
 
 
-def opened(path: Path) -> NativeRunner:
-    """A runner with a projector, which makes none of the rows here."""
+def opened(path: Path, together: int = 0) -> NativeRunner:
+    """A runner with a projector, which makes none of the rows here. together: the most rows that see each other."""
     with open_model(path) as file:
-        runner = NativeRunner(file, kv_bytes=64 << 20, config=reading_images(file, read_config(file)), threads=1)
+        config = reading_images(file, read_config(file), together)
+        runner = NativeRunner(file, kv_bytes=64 << 20, config=config, threads=1)
     with open_model(write_projector(path.with_name("projector.gguf"), "gemma4uv")) as file:
         runner.projector = NativeProjector(file, threads=1, context=512)
     return runner
@@ -134,4 +136,25 @@ def test_random_turns_edits_and_branches_answer_like_the_model_alone(path: Path,
         assert said == direct(alone, *chat)
         chats.append((*chat, said))
     engine.close()
+    alone.close()
+
+
+def test_a_restart_restores_an_image_of_more_rows_than_a_step_of_text_has(tmp_path: Path) -> None:
+    """1,120 rows that see each other, the most of Gemma 4's pictures; its windows are shorter."""
+    path = write(replace(MODELS["gemma4-odd"], context=2048), tmp_path / "model.gguf")
+    alone = opened(path, 1120)
+    image = replace(image_of(alone, 1, 40, 28), sees_all=True)
+    begun = (SYSTEM, image, QUESTION)
+    said: tuple[int, ...] = ()
+    for restarted in (False, True):
+        runner = opened(path, 1120)
+        engine = Engine(runner, FakeVocabulary(), disk=DiskCache(tmp_path / "kv", runner.info.kv_layout))
+        pieces = (*begun[:2], QUESTION + said + OTHER) if restarted else begun
+        completion = asked(engine, *pieces)
+        said = tuple(completion.token_ids)
+        assert said == direct(alone, *pieces)
+        counts = completion.last.counts
+        assert counts.cached_disk >= len(SYSTEM) + 1120 if restarted else counts.cached == 0
+        engine.close()
+        runner.close()
     alone.close()

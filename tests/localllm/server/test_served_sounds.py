@@ -1,6 +1,7 @@
 """WAV files in every protocol that has a place for them, and what an answer tells of them."""
 
 import base64
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -11,13 +12,14 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from localllm.cli.main import application
 from tests.gguf_io.test_sounds import wav
 from tests.picture_files import png
 from tests.projector_files import write_projector
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 WORDS, QUESTION = 12, "Once upon a time"
 
@@ -122,6 +124,23 @@ def test_a_note_replaces_what_is_no_wav_file(sound: object, client: httpx.Client
 def test_a_model_tells_that_it_hears(client: httpx.Client) -> None:
     shown = client.post("/api/show", json={"model": "ear"}).json()
     assert shown["capabilities"] == ["completion", "vision", "audio"]
+
+
+def test_the_page_attaches_sounds_and_pictures_of_any_format(client: httpx.Client, model_files: Path) -> None:
+    webp = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(webp, "WEBP")
+    sent = {"note.wav": (hum(), "audio/wav"), "red.webp": (webp.getvalue(), "image/webp")}
+    files = [{"name": name, "data": encoded(data)} for name, (data, _) in sent.items()]
+    body = {"model": "ear", "content": QUESTION, "files": files, "parameters": {"max_tokens": "2"}}
+    begun = client.post("/api/chats", json=body)
+    assert begun.status_code == 200, begun.text
+    chat = f"/api/chats/{begun.json()['chat']}"
+    eventually(lambda: client.get(chat).json()["state"] is None)
+    message, answer = client.get(chat).json()["messages"]
+    assert not answer["error"] and ["of sound" in seen for seen in answer["stats"]["pictures"]] == [True, False]
+    for place, (data, kind) in enumerate(sent.values()):
+        found = client.get(f"{chat}/messages/{message['id']}/files/{place}")
+        assert (found.content, found.headers["content-type"]) == (data, kind)
 
 
 def test_run_takes_a_sound_by_its_path_and_tells_what_was_heard(folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
+from cpu_kernels.formats.table import WEIGHT_FORMATS
 from gguf_io import open_model
 from gguf_io.errors import LocalLLMError, ModelFileError, PictureError
 from gguf_io.interruption import CHECKPOINT
@@ -16,6 +17,7 @@ from gguf_io.pictures import Budget
 from models.errors import UnsupportedModelError
 from models.vision.encoder import FAMILIES, ImageEncoder, header_layout, open_encoder, rows_together, vision_needs
 from models.vision.layout import PictureSizeError
+from tests.cpu_kernels.kernel_harness import random_weights
 from tests.gguf_files import copying, finish
 from tests.oracle import llama_oracle
 from tests.oracle.vision_oracle import LlamaVision
@@ -54,6 +56,11 @@ def budget_of(kind: str, width: int, height: int) -> Budget:
     return Budget(most_tokens=width * height // UNITS[kind] ** 2) if kind in UNITS else Budget()
 
 
+# Sizes whose rows have whole blocks of 256 values.
+BLOCKS = {"width": 256, "hidden": 512, "text": 256}
+BLOCKS_OF = {"gemma4uv": {"patch": 16}}
+
+
 def similarity(found: np.ndarray, expected: np.ndarray) -> float:
     """The least cosine between two rows."""
     assert found.shape == expected.shape
@@ -77,9 +84,9 @@ def encoders(paths: dict[str, Path]) -> Iterator[dict[str, ImageEncoder]]:
         yield found
 
 
-def language_model(kind: str, data_dir: Path, folder: Path) -> Path:
-    """A tiny model of width 64, whose positions have several components for Qwen's pictures."""
-    plain = data_dir / "models/gguf/stories260K-F32.gguf"
+def language_model(kind: str, data_dir: Path, folder: Path, name: str = "stories260K-F32") -> Path:
+    """A tiny model, of width 64 unless named, whose positions have several components for Qwen's pictures."""
+    plain = data_dir / f"models/gguf/{name}.gguf"
     return write_qwen2vl(plain, folder / "qwen.gguf") if kind.startswith("qwen") else plain
 
 
@@ -196,6 +203,52 @@ def test_rows_are_llama_cpps_with_other_weights(kind, weights, tmp_path, data_di
             assert same_rows(kind, encoder.encode(pixels, layout), llama.rows(pixels)) > least
     finally:
         llama.close()
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [*((kind, Q.Q4_K) for kind in WHOLE), *(("qwen3vl_merger", each) for each in (Q.Q2_K, Q.Q3_K, Q.Q5_K, Q.Q6_K))],
+)
+def test_rows_are_llama_cpps_with_k_quants(kind: str, weights: Q, tmp_path: Path, data_dir: Path) -> None:
+    sizes = BLOCKS | BLOCKS_OF.get(kind, {})
+    path = write_projector(tmp_path / "projector.gguf", kind, weights=weights, **sizes)
+    others = of_llama(tmp_path / "llama.gguf", kind, weights=weights, **sizes)
+    width, height = (480, 384) if kind == "gemma4uv" else WHOLE[kind][0]
+    model = language_model(kind, data_dir, tmp_path, "stories260K-pad256-Q8_0")
+    llama = LlamaVision(others, model)
+    try:
+        with open_model(path) as file, open_encoder(file, threads=1) as encoder:
+            left = {name for name, each in file.tensors.items() if each.type.name == "F16"}
+            assert not left and weights.name in {each.type.name for each in file.tensors.values()}
+            budget = Budget(most_tokens=80) if kind == "gemma4uv" else budget_of(kind, width, height)
+            layout, pixels = encoder.layout(width, height, budget), picture(width, height)
+            # Activations are rounded. Scores of gemma4v are not scaled down, so that this shows more.
+            least = 0.998 if kind == "gemma4v" else 0.999
+            assert same_rows(kind, encoder.encode(pixels, layout), llama.rows(pixels)) > least
+    finally:
+        llama.close()
+
+
+def random_blocks(values: np.ndarray, kind: Q) -> np.ndarray:
+    """Blocks of random bits in place of matrices, as no library makes all types."""
+    return values if kind is Q.F32 else random_weights(kind.name, *values.shape)
+
+
+@pytest.mark.parametrize("name", ["BF16", "Q4_1", "Q3_K", "I8", "I32", "F64", "Q8_K"])
+def test_a_weight_type_is_refused_from_the_header_or_computed(name: str, tmp_path: Path) -> None:
+    path = write_projector(tmp_path / "p.gguf", "lfm2", weights=Q[name], **BLOCKS, blocks=random_blocks)
+    with open_model(path) as file:
+        try:
+            vision_needs(file, 1)
+        except UnsupportedModelError as error:
+            assert re.search(rf"v\.blk\.0\.\S+: there are no kernels for weights of type {name}\.", str(error))
+            assert name not in WEIGHT_FORMATS
+            return
+        with open_encoder(file, threads=1) as encoder:
+            (rows,) = encoder.encode(picture(64, 64), encoder.layout(64, 64))
+    assert np.isfinite(rows).all() and rows.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

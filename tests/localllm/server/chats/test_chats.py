@@ -290,7 +290,7 @@ def test_text_files_are_attached_and_kept_by_an_edit(client: Client) -> None:
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ({"name": "x.bin", "data": base64.b64encode(b"\0\1\2").decode()}, "x.bin is not text"),
+        ({"name": "x.bin", "data": base64.b64encode(b"\0\1\2").decode()}, "x.bin: is not UTF-8 text"),
         ({"name": "x.txt", "data": "***"}, "data is not valid base64"),
         ({"name": "p.png", "data": base64.b64encode(b"\x89PNG\r\n\x1a\nbroken").decode()}, "p.png cannot be attached"),
         ({"name": "p.png", "data": base64.b64encode(png(1)).decode()}, "reads text only"),
