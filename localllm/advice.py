@@ -55,7 +55,7 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
     KV types, and what place raises.
     """
     room = available_memory()
-    with draft_file(settings) as draft:
+    with draft_file(settings.draft) as draft:
         try:
             if imagined:
                 beside = place_draft(draft, replace(settings, backend="llama"), room, lambda: imagined)
@@ -68,6 +68,7 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
                 longest = _longest_context(file, imagined or gpus_here(), room, placed)
         except ValueError as error:
             raise RequestError(f"{error}.", remedy="Choose f16 with --kv-type-k and --kv-type-v.") from error
+    types = native_kv_types(file, settings.kv_types)
     kept = kept_limits(settings.threads) if placed.backend == "native" else None
     notes = (*file.notes, *placed.notes, *filter(None, [context_note(file, settings.ctx)]))
     return Advice(
@@ -77,7 +78,7 @@ def advise(file: ModelFile, settings: Settings, imagined: Sequence[Device] = ())
         trained_context=FileSizes(file).trained_context,
         longest_context=longest,
         measured=kept is not None,
-        expected=expected_speed(file, kept, native_kv_types(file, settings)) if kept and not placed.on_disk else None,
+        expected=expected_speed(file, kept, types) if kept and not placed.on_disk else None,
         bits=8 * file.weights_bytes / max(file.parameter_count, 1),
     )
 
@@ -98,7 +99,7 @@ def _native(file: ModelFile, loaded: Placement, room: int, draft: ModelFile | No
     loaded: the placement that a load takes.
     """
     settings, trained = loaded.settings, FileSizes(file).trained_context
-    kv_bytes_in_file(file, native_kv_types(file, settings))
+    kv_bytes_in_file(file, native_kv_types(file, settings.kv_types))
     whole = place(file, replace(settings, ctx=None, from_disk=False, backend="native"), room=room, draft=draft)
     tokens = whole.tokens if whole.fits else 0
     longest = trained if tokens >= trained else tokens // CONTEXT_STEP * CONTEXT_STEP
@@ -110,7 +111,7 @@ def _native(file: ModelFile, loaded: Placement, room: int, draft: ModelFile | No
         if loaded.fits and not loaded.on_disk:
             kv = loaded.uses[0].kv
             more = f"a load may take {human_bytes(kv)} for keys and values, {loaded.tokens:,} tokens: kv_mib limits it"
-    types, held = native_kv_types(file, settings), min(context, placed.tokens)
+    types, held = native_kv_types(file, settings.kv_types), min(context, placed.tokens)
     notes = [f"{held} tokens of context with {types[0]} keys and {types[1]} values"]
     if held < context and settings.ctx is not None:
         notes.append(f"the KV budget (kv_mib, {settings.kv_mib:,} MiB) holds fewer than the {context:,} tokens of ctx")
@@ -134,8 +135,8 @@ def _longest_context(file: ModelFile, devices: Sequence[Device], room: int, plac
     """The most tokens of context with which a placement fits, by bisection; KV types are those requested, or f16."""
     settings = placed.settings
     request = replace(
-        plan_request(file, settings, projector_of(file, settings)),
-        kv_types=native_kv_types(file, settings),
+        plan_request(file, settings, projector_of(file, settings.mmproj)),
+        kv_types=native_kv_types(file, settings.kv_types),
         spare=False,
         draft=placed.draft,
     )

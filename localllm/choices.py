@@ -11,25 +11,27 @@ from localllm.library.names import plain
 from localllm.library.suggestions import Suggestion, ranked
 from localllm.placement.backends import loaded_projector
 from localllm.placement.memory import conversation_bytes
-from localllm.settings import Settings
 from localllm.speed.expected import expect_decode, expected_decode
 from localllm.speed.kept import kept_limits
 
 
-def described(models: Iterable[LibraryModel], settings: Settings) -> list[Listed]:
-    """What the headers of models say, with memory as a load counts it. See Listed; speeds need a measured machine."""
-    speed = expect_decode(settings.threads)
+def described(models: Iterable[LibraryModel], threads: int | None, mmproj: str | None) -> list[Listed]:
+    """What the headers of models say, with memory as a load with these settings counts it.
+
+    See Listed; speeds need a measured machine.
+    """
+    speed = expect_decode(threads)
 
     def memory(model: LibraryModel, file: ModelFile, tokens: int) -> tuple[int | None, bool | None]:
-        return conversation_bytes(file, tokens, loaded_projector(file, settings, model.projectors()))
+        return conversation_bytes(file, tokens, loaded_projector(file, mmproj, model.projectors()))
 
     return [describe(model, speed=speed, memory=partial(memory, model)) for model in models]
 
 
-def suggested(models: Iterable[LibraryModel], settings: Settings) -> list[tuple[Suggestion, float | None]]:
+def suggested(models: Iterable[LibraryModel], threads: int | None) -> list[tuple[Suggestion, float | None]]:
     """The suggestions that are not among the models, the best that fits first, each with its expected speed."""
     here = {plain(name) for model in models for name in model.names}
-    kept = kept_limits(settings.threads)
+    kept = kept_limits(threads)
     return [
         (one, expected_decode(one.read, one.main_type, kept)[0] if kept else None)
         for one in ranked(available_memory())

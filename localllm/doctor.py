@@ -26,7 +26,7 @@ from localllm.library.lookup import users_models
 from localllm.library.names import OLLAMA_HOST
 from localllm.library.own_store import free_bytes
 from localllm.packed import packed_folder
-from localllm.settings import Settings, config_path, load_settings, sessions_path
+from localllm.settings import config_path, load_settings, sessions_path
 from localllm.speed.kept import all_kept
 from localllm.stored import size_of
 
@@ -132,11 +132,11 @@ def check_gpu() -> Check:
     return Check("GPU", State.GOOD, f"none; {why}; the CPU engine is used" if without else "none", without)
 
 
-def check_written_folders(settings: Settings) -> Iterator[Check]:
+def check_written_folders(where: places.Places) -> Iterator[Check]:
     """All folders that localllm writes to."""
     other = "Choose another folder with"
     lost = f"No model can be pulled or made. {other} model_store (LOCALLLM_MODEL_STORE)."
-    yield check_folder("models", places.own_store(settings), lost, State.BAD)
+    yield check_folder("models", places.own_store(where), lost, State.BAD)
     lost = f"Long prompts are computed again after each start. {other} XDG_CACHE_HOME."
     yield check_folder("KV cache", disk_cache_folder(), lost)
     lost = f"Each load of a model packs its weights again. {other} XDG_CACHE_HOME."
@@ -200,9 +200,9 @@ def check_unfinished(partial: Path) -> Check:
     return Check("unfinished pulls", State.GOOD, "none")
 
 
-def check_models(settings: Settings) -> Check:
+def check_models(where: places.Places) -> Check:
     """The user's models by source."""
-    counts = Counter(str(model.source) for model in users_models(settings))
+    counts = Counter(str(model.source) for model in users_models(where))
     if not counts:
         advice = "There is the built-in one; localllm pull qwen3:0.6b downloads a useful one."
         return Check("models found", State.ADVICE, "none", advice)

@@ -117,6 +117,11 @@ class Settings(CommonSampling):
     semantic_ttl: str = "24h"
     semantic_mib: int = 64
 
+    @property
+    def kv_types(self) -> tuple[KVType | None, KVType | None]:
+        """The types of keys and of values."""
+        return self.kv_type_k, self.kv_type_v
+
     def __post_init__(self) -> None:
         for name in BOUNDS:
             if (value := getattr(self, name)) is not None:

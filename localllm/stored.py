@@ -20,7 +20,7 @@ from localllm.packed import DEFAULT_BYTES as PACKED_BYTES
 from localllm.packed import DEFAULT_SHARE as PACKED_SHARE
 from localllm.packed import PACKED_NAME, packed_folder
 from localllm.semantic.store import store_path
-from localllm.settings import Settings, config_path, indexes_folder, journal_path, sessions_path
+from localllm.settings import config_path, indexes_folder, journal_path, sessions_path
 from localllm.speed.kept import kept_path
 
 
@@ -58,9 +58,9 @@ class StoredPlace:
     bound: str
 
 
-def stored_places(settings: Settings) -> list[StoredPlace]:
-    """Every place that localllm writes to, even if it does not exist yet."""
-    store = places.own_store(settings)
+def stored_places(where: places.Places, packed_mib: int | None) -> list[StoredPlace]:
+    """Every place that localllm writes to, even if it does not exist yet. packed_mib: the setting."""
+    store = places.own_store(where)
     chats, unfinished = sessions_path(), size_of(store / "partial")
     chats_bytes = sum(size_of(path) for path in listed(chats.parent) if path.name.startswith(chats.name))
     limit = f"at most {DEFAULT_BYTES >> 30} GiB or {DEFAULT_SHARE:.0%} of the free disk"
@@ -68,7 +68,7 @@ def stored_places(settings: Settings) -> list[StoredPlace]:
         ("kernels", _kernels(), "removed when unused for a month; localllm cache --free kernels"),
         ("kv", disk_cache_folder(), f"{limit}; localllm cache --free kv"),
         ("images", image_folder(), f"at most {IMAGES_BYTES >> 30} GiB; localllm cache --free images"),
-        ("packed", packed_folder(), f"{_packed_limit(settings)}; localllm cache --free packed"),
+        ("packed", packed_folder(), f"{_packed_limit(packed_mib)}; localllm cache --free packed"),
         ("documents", indexes_folder(), "indexes of folders; localllm cache --free documents"),
         ("answers", store_path(), "of the semantic cache; localllm cache semantic --delete all"),
         ("changes", journal_path(), "what tools changed; removed after 30 days"),
@@ -118,9 +118,9 @@ def cleared(what: str) -> int:
     return before - size_of(root)
 
 
-def _packed_limit(settings: Settings) -> str:
-    if settings.packed_mib is not None:
-        return f"at most {settings.packed_mib:,} MiB (packed_mib)" if settings.packed_mib else "off (packed_mib)"
+def _packed_limit(mib: int | None) -> str:
+    if mib is not None:
+        return f"at most {mib:,} MiB (packed_mib)" if mib else "off (packed_mib)"
     return f"at most {PACKED_BYTES >> 30} GiB or {PACKED_SHARE:.0%} of the free disk"
 
 

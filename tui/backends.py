@@ -26,7 +26,7 @@ def open_backend(
     return EngineBackend(settings_with)
 
 
-def remembered_as(settings: Settings, host: str | None) -> str:
+def remembered_as(remote: str | None, host: str | None) -> str:
     """The store's key for the last loaded model."""
-    elsewhere = host or settings.remote
+    elsewhere = host or remote
     return f"model at {elsewhere}" if elsewhere else "model"

@@ -27,9 +27,9 @@ def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> 
         paths = {os.path.realpath(model.path) for model in found}
         files = [path for path in listed(beside.parent) if is_gguf(path.name) and os.path.realpath(path) not in paths]
         found += [LibraryModel((str(path),), Source.FOLDER, path) for path in files]
-    rows = zip(found, described(found, settings), strict=True)
+    rows = zip(found, described(found, settings.threads, settings.mmproj), strict=True)
     here = [_here(row, model.path == loaded) for model, row in rows if row.problem is None]
-    return here + [to_pull(suggestion, speed) for suggestion, speed in suggested(found, settings)]
+    return here + [to_pull(suggestion, speed) for suggestion, speed in suggested(found, settings.threads)]
 
 
 def _here(row: Listed, loaded: bool) -> ModelChoice:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from localllm.answer.local_stream import LocalStream
     from localllm.engine.inspection import EngineSnapshot
     from localllm.engine.request import Counts
+    from localllm.front.models import FoundModel
     from localllm.library.entry import LibraryModel
     from localllm.library.modelfile import Modelfile
     from localllm.placement.loaded_model import LoadedModel
@@ -68,7 +69,7 @@ class EngineBackend:
                 model.loaded.close()
                 raise
             self._model, self._found = model, found
-            self._info = info = _info(model.loaded, found, chosen.settings, name)
+            self._info = info = _info(model.loaded, chosen, name)
         return info
 
     def submit(self, request: AnswerRequest) -> "LocalStream":
@@ -130,7 +131,9 @@ class EngineBackend:
         from tui.laboratory import Laboratory
 
         model, info = self._model, self._info
-        return Laboratory.of_file(model.loaded.file, info.settings) if model and info and info.settings else None
+        if not (model and info and info.settings):
+            return None
+        return Laboratory.of_file(model.loaded.file, info.settings.kv_types, info.settings.threads)
 
     def memory_bytes(self) -> int | None:
         """Resident memory of this process."""
@@ -154,11 +157,12 @@ class EngineBackend:
             release_memory()
 
 
-def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings, name: str) -> ModelInfo:
+def _info(model: "LoadedModel", found: "FoundModel", name: str) -> ModelInfo:
 
     converses = not model.template.is_default
     notice = None
-    if found.source is Source.BUILT_IN:
+    built_in = found.entry.source is Source.BUILT_IN
+    if built_in:
         notice = "This is the built-in demonstration model: small stories, help with localllm. F4 offers larger ones."
     elif not converses:
         notice = "This model has no chat template: it continues your text."
@@ -168,9 +172,9 @@ def _info(model: "LoadedModel", found: "LibraryModel", settings: Settings, name:
         context=model.engine.context,
         converses=converses,
         sees=model.sees_images,
-        titles=found.source is not Source.BUILT_IN,
+        titles=not built_in,
         notice=notice,
-        settings=settings,
+        settings=found.settings,
     )
 
 

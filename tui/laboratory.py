@@ -27,7 +27,7 @@ from tui.status import MUTED
 
 if TYPE_CHECKING:
     from gguf_io import ModelFile
-    from localllm.settings import Settings
+    from localllm.settings import KVType
 
 _QUEUED, _CHUNKS, _FIRST, _DECODING, _ENDED = "·", "█▓", "┃", "━", "╸"
 _LEGEND = ((_QUEUED, " queue ", MUTED), (_CHUNKS, " prompt's chunks ", PREFILL), (_FIRST, " first token ", DRAFTED))
@@ -59,9 +59,11 @@ class Laboratory:
         self._other = Setting(4, 4096, costs.kv_type, costs.bits)
 
     @classmethod
-    def of_file(cls, file: "ModelFile", settings: "Settings") -> Self | None:
-        """For a loaded model; None for architectures that only llama.cpp supports."""
-        costs = costs_of(file, settings)
+    def of_file(
+        cls, file: "ModelFile", kv_types: "tuple[KVType | None, KVType | None]", threads: int | None
+    ) -> Self | None:
+        """For a model loaded with these settings; None for architectures that only llama.cpp supports."""
+        costs = costs_of(file, kv_types, threads)
         return cls(costs) if costs else None
 
     @classmethod

@@ -87,7 +87,7 @@ def run_chat(
             model,
             parameters,
             keys,
-            remembered_as(settings, host),
+            remembered_as(settings.remote, host),
             abilities.light,
             plain,
             abilities.typed,

@@ -26,7 +26,7 @@ def list_models(as_json: AsJson = False) -> None:
     from localllm.library.lookup import all_models
 
     settings = load_settings({})
-    rows = described(all_models(settings), settings)
+    rows = described(all_models(settings), settings.threads, settings.mmproj)
     if as_json:
         answer(json.dumps([asdict(row) for row in rows], ensure_ascii=False) + "\n")
         return

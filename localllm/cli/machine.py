@@ -93,7 +93,8 @@ def cache(
         note(f"{name}: freed {human_bytes(cleared(name))}.")
     if free:
         return
-    places = stored_places(load_settings({}))
+    settings = load_settings({})
+    places = stored_places(settings, settings.packed_mib)
     if as_json:
         rows = [{"what": one.what, "bytes": one.bytes, "bound": one.bound, "path": str(one.path)} for one in places]
         answer(json.dumps(rows, ensure_ascii=False) + "\n")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from localllm.settings import Settings
+    from localllm.library.places import Places
 
 
 def remove(
@@ -108,12 +108,12 @@ def verify(
     note(f"{counted(count, 'model')} verified." if count or names else "There are no stored models to verify.")
 
 
-def _repaired(name: str, settings: "Settings", damaged: "Collection[Path]") -> bool:
+def _repaired(name: str, where: "Places", damaged: "Collection[Path]") -> bool:
     """Pull a model's damaged files again; on failure, report it and return False."""
     from localllm.library.pull import pull
 
     try:
-        with_progress(name, lambda progress: pull(name, settings, progress, damaged))
+        with_progress(name, lambda progress: pull(name, where, progress, damaged))
     except LibraryError as error:
         fail(str(error), error)
         return False

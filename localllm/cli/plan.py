@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gguf_io import ModelFile
     from gpu_offload.devices import Device
     from localllm.advice import Advice
+    from localllm.library.places import Places
     from localllm.library.preview import Preview
     from localllm.placement.placement import Placement
     from localllm.settings import Settings
@@ -127,11 +128,12 @@ def _one(
 ) -> bool:
     """Show the plan of one model; return whether it fits, with its pictures in its context."""
     from localllm.advice import advise
-    from localllm.placement.backends import with_projector
+    from localllm.placement.backends import named_projector
 
     with _opened(name, settings) as (file, preview, stored):
-        found = advise(file, with_projector(settings, stored), imagined)
-        explanation = _explanation(file, found, settings, imagined) if explain else None
+        settings = replace(settings, mmproj=named_projector(settings.mmproj, stored))
+        found = advise(file, settings, imagined)
+        explanation = _explanation(file, found, imagined) if explain else None
     told, fit = {}, True
     if pictures:
         count, width, height = pictures
@@ -157,7 +159,7 @@ def _one(
     return found.placement.fits and fit
 
 
-def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagined: "list[Device]") -> "Explanation":
+def _explanation(file: "ModelFile", found: "Advice", imagined: "list[Device]") -> "Explanation":
     """The formulas for the device that holds most of the weights. Raises UnsupportedModelError."""
     from localllm.speed.kept import kept_limits
     from localllm.speed.work import work_in_header
@@ -167,7 +169,7 @@ def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagi
     use = max(placed.uses, key=lambda each: each.weights)
     if use is not placed.uses[0]:
         machine = machine_named(use.place, use.available) if options.gpu_layers in (None, placed.layers) else None
-    elif not imagined and (kept := kept_limits(settings.threads)) is not None:
+    elif not imagined and (kept := kept_limits(placed.settings.threads)) is not None:
         machine = machine_here(kept, work_in_header(file), use.available)
     else:
         machine = None
@@ -175,7 +177,7 @@ def _explanation(file: "ModelFile", found: "Advice", settings: "Settings", imagi
 
 
 @contextmanager
-def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Preview | None, Sequence[Path]]]":
+def _opened(name: str, where: "Places") -> "Iterator[tuple[ModelFile, Preview | None, Sequence[Path]]]":
     """A local model's file and stored projectors; for any other model, a file with its header, and its preview.
 
     Raises what `find` and a pull raise.
@@ -185,7 +187,7 @@ def _opened(name: str, settings: "Settings") -> "Iterator[tuple[ModelFile, Previ
     from localllm.library.preview import previewed
 
     try:
-        found = find(name, settings)
+        found = find(name, where)
     except ModelNotFoundError as missing:
         with ExitStack() as stack:
             status = stack.enter_context(StatusLine())

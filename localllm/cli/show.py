@@ -34,8 +34,8 @@ def show(model: Model, as_json: AsJson = False) -> None:
     found = find(model, settings)
     defaults = found.defaults() if found.manifest is not None else None
     with open_model(found.path) as file:
-        projector = loaded_projector(file, settings, found.projectors())
-        summary, types = summarize(file), native_kv_types(file, settings)
+        projector = loaded_projector(file, settings.mmproj, found.projectors())
+        summary, types = summarize(file), native_kv_types(file, settings.kv_types)
         needs = memory_of(file, types, projector)
         if as_json:
             shown = _as_object(summary, needs, types, file.metadata) | (

@@ -15,6 +15,7 @@ from localllm.library.behaviour import Behaviour, behaviour_of
 from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.lookup import find
+from localllm.library.places import Places
 from localllm.settings import Settings, sessions_path
 from localllm.text import human_bytes, human_time
 
@@ -52,10 +53,10 @@ class PullMeter:
         return f"{size}, {human_bytes(int(speed))}/s, {human_time((state.total - state.completed) / speed)} left"
 
 
-def find_or_pull(name: str, settings: Settings, progress: "LoadProgress") -> LibraryModel:
+def find_or_pull(name: str, where: Places, progress: "LoadProgress") -> LibraryModel:
     """Find a model by name, or pull it. Raises LibraryError, and what progress raises; keeps a partial download."""
     try:
-        return find(name, settings)  # avoids the imports for pulling
+        return find(name, where)  # avoids the imports for pulling
     except ModelNotFoundError as error:
         missing = error
     from localllm.library.pull import pull
@@ -69,7 +70,7 @@ def find_or_pull(name: str, settings: Settings, progress: "LoadProgress") -> Lib
             progress(f"asking for {name}", 0.0)
 
     try:
-        return pull(name, settings, report)
+        return pull(name, where, report)
     except LibraryError as error:
         raise missing.cannot_be_pulled(error) from error
 
@@ -97,12 +98,12 @@ class FoundModel:
         return LocalModel(name, loaded, replace(self.behaviour, settings={}))
 
 
-def usual_model(settings: Settings) -> str:
-    """The model that the chat used last. Raises RequestError if unknown."""
+def usual_model(remote: str | None) -> str:
+    """The model that the chat used last; remote servers have none. Raises RequestError if unknown."""
     import sqlite3
 
     path = sessions_path()
-    if os.path.isfile(path) and not settings.remote:
+    if os.path.isfile(path) and not remote:
         with (
             contextlib.suppress(sqlite3.Error),  # only a default; the chat itself reports errors in its file
             contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db,

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from localllm.library.entry import LibraryModel
+    from localllm.library.places import Places
     from localllm.library.pull import PullProgress
-    from localllm.settings import Settings
 
 ResultT = TypeVar("ResultT")
 
 
-def obtain(name: str, settings: "Settings") -> "LibraryModel":
+def obtain(name: str, where: "Places") -> "LibraryModel":
     """Find a model by name, or pull it, with progress on terminals. Raises LibraryError."""
     from localllm.front.models import find_or_pull
 
     with resumable(name, "pull") as status:
-        return find_or_pull(name, settings, status.share)
+        return find_or_pull(name, where, status.share)
 
 
 def with_progress(name: str, work: "Callable[[PullProgress], ResultT]", command: str = "pull") -> "ResultT":

@@ -24,18 +24,17 @@ from localllm.library.names import (
     without_suffix,
 )
 from localllm.library.stores import stored_models
-from localllm.settings import Settings
 from localllm.text import nearest, shortened
 from models import builtin
 
 
-def all_models(settings: Settings, first: Iterable[LibraryModel] = ()) -> Iterator[LibraryModel]:
+def all_models(where: places.Places, first: Iterable[LibraryModel] = ()) -> Iterator[LibraryModel]:
     """The models to list: `first`, the built-in one, those on this machine. Each is found by the name that it has here.
 
     The names of earlier models are taken: a stored model whose names are all taken is left out; a file gets the first
     of its names that is free, or a number as its tag. A file that two folders lead to is listed once.
     """
-    return (model for model, is_listed in _looked_up(settings, first) if is_listed)
+    return (model for model, is_listed in _looked_up(where, first) if is_listed)
 
 
 def built_in_model() -> LibraryModel:
@@ -43,12 +42,12 @@ def built_in_model() -> LibraryModel:
     return LibraryModel((BUILT_IN,), Source.BUILT_IN, builtin.path())
 
 
-def users_models(settings: Settings) -> Iterator[LibraryModel]:
+def users_models(where: places.Places) -> Iterator[LibraryModel]:
     """The models to list without the built-in one, in lookup order."""
-    return (model for model in all_models(settings) if model.source is not Source.BUILT_IN)
+    return (model for model in all_models(where) if model.source is not Source.BUILT_IN)
 
 
-def find(name: str, settings: Settings) -> LibraryModel:
+def find(name: str, where: places.Places) -> LibraryModel:
     """The model for a path, a URL that was pulled, or a name.
 
     Uses no network. Raises ModelNotFoundError, and LibraryError for an invalid name.
@@ -56,18 +55,18 @@ def find(name: str, settings: Settings) -> LibraryModel:
     is_one = is_path(name)
     if not is_one or not os.path.exists(user_path(name)):
         try:
-            return named(name, settings)
+            return named(name, where)
         except ModelNotFoundError:
             if not is_one:
                 raise
     return LibraryModel((name,), Source.PATH, user_path(name))
 
 
-def named(name: str, settings: Settings, first: Iterable[LibraryModel] = ()) -> LibraryModel:
+def named(name: str, where: places.Places, first: Iterable[LibraryModel] = ()) -> LibraryModel:
     """The model with a name or the URL that was pulled, never that of a path. first: see all_models. Raises as find."""
     wanted = wanted_names(name)
     models = []  # those before the one that is wanted; further stores are not looked through
-    for model, _ in _looked_up(settings, first):
+    for model, _ in _looked_up(where, first):
         if not wanted.isdisjoint(map(plain, model.names)):
             return model
         models.append(model)
@@ -76,11 +75,11 @@ def named(name: str, settings: Settings, first: Iterable[LibraryModel] = ()) -> 
     raise _not_found(name, models)
 
 
-def _looked_up(settings: Settings, first: Iterable[LibraryModel]) -> Iterator[tuple[LibraryModel, bool]]:
+def _looked_up(where: places.Places, first: Iterable[LibraryModel]) -> Iterator[tuple[LibraryModel, bool]]:
     """All models with the names of all_models, and whether all_models has them."""
     taken: set[str] = set()
     files: dict[str, set[str]] = {}  # the names of each by its real path
-    for model in chain(first, _everywhere(settings)):
+    for model in chain(first, _everywhere(where)):
         names = [name for name in model.names if wanted_names(name).isdisjoint(taken)]
         is_repeated = False
         if model.manifest is None:
@@ -94,17 +93,17 @@ def _looked_up(settings: Settings, first: Iterable[LibraryModel]) -> Iterator[tu
         taken.update(map(plain, names))
 
 
-def _everywhere(settings: Settings) -> Iterator[LibraryModel]:
+def _everywhere(where: places.Places) -> Iterator[LibraryModel]:
     """Every model on this machine with its own names, in lookup order."""
     yield built_in_model()
-    yield from stored_models(places.own_store(settings), Source.OWN)
+    yield from stored_models(places.own_store(where), Source.OWN)
     for store in places.ollama_stores():
         yield from stored_models(store, Source.OLLAMA)
     yield from folders.hugging_face_models(places.hugging_face_hub())
     for folder in places.lm_studio_models():
         yield from folders.lm_studio_models(folder)
     yield from folders.llama_cpp_models(places.llama_cpp_cache())
-    for folder in places.configured_folders(settings):
+    for folder in places.configured_folders(where):
         yield from folders.folder_models(folder)
 
 

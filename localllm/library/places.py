@@ -2,18 +2,28 @@
 
 import os
 from pathlib import Path
+from typing import Protocol
 
 import platformdirs
 
 from gguf_io.system import read_file
 from localllm.files import user_path
-from localllm.settings import Settings
 
 
-def own_store(settings: Settings) -> Path:
+class Places(Protocol):
+    """The settings that say where models are."""
+
+    @property
+    def model_store(self) -> str | None: ...
+
+    @property
+    def model_folders(self) -> str: ...
+
+
+def own_store(where: Places) -> Path:
     """Our store: the setting model_store, or the user's data folder (~/.local/share/localllm/models on Linux)."""
-    if settings.model_store:
-        return user_path(settings.model_store)
+    if where.model_store:
+        return user_path(where.model_store)
     return Path(platformdirs.user_data_dir("localllm", appauthor=False)) / "models"
 
 
@@ -54,6 +64,6 @@ def llama_cpp_cache() -> Path:
     return Path(platformdirs.user_cache_dir("llama.cpp", appauthor=False, opinion=False))
 
 
-def configured_folders(settings: Settings) -> list[Path]:
+def configured_folders(where: Places) -> list[Path]:
     """The folders of the setting model_folders, separated as in PATH."""
-    return [user_path(folder) for folder in settings.model_folders.split(os.pathsep) if folder]
+    return [user_path(folder) for folder in where.model_folders.split(os.pathsep) if folder]

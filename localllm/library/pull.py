@@ -26,11 +26,10 @@ from localllm.library.manifest import MAX_LAYER_BYTES, Layer, Manifest, blob_fil
 from localllm.library.names import BUILT_IN, HUGGING_FACE_HOST, ModelName
 from localllm.library.own_store import OwnStore, free_bytes
 from localllm.library.partial import PartialFile, bytes_noted, remove_leftovers
-from localllm.library.places import own_store
+from localllm.library.places import Places, own_store
 from localllm.library.plan import PullPlan, RemoteFile
 from localllm.library.stores import stored_models
 from localllm.library.web import Remote, check_status, get, length_of, new_client, persistently
-from localllm.settings import Settings
 
 SPARE_BYTES = 256 << 20  # left free on the disk
 TELL_S = 0.1  # between two calls of progress
@@ -52,7 +51,7 @@ PullProgress = Callable[[PullStatus], None]
 
 def pull(
     name: str,
-    settings: Settings,
+    where: Places,
     progress: PullProgress = lambda _status: None,
     damaged: Collection[Path] = (),
 ) -> LibraryModel:
@@ -65,7 +64,7 @@ def pull(
     """
     if BUILT_IN in wanted_names(name):
         return built_in_model()
-    store = OwnStore(own_store(settings))
+    store = OwnStore(own_store(where))
     store.prepare()
     with new_client() as client:
         progress(PullStatus("pulling manifest"))

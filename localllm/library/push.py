@@ -26,12 +26,11 @@ from localllm.library.listing import file_type
 from localllm.library.manifest import MEDIA_TYPE, Layer, Manifest, blob_files
 from localllm.library.names import HUGGING_FACE_HOST, OLLAMA_HOST, ModelName
 from localllm.library.own_store import OwnStore
-from localllm.library.places import own_store
+from localllm.library.places import Places, own_store
 from localllm.library.pull import TELL_S, PullProgress, PullStatus
 from localllm.library.registry import base_address
 from localllm.library.summary import summarize
 from localllm.library.web import MAX_FAILURES, PASSING, PassingError, backoff, decimal, new_client
-from localllm.settings import Settings
 from localllm.text import human_count, shortened
 
 CHUNK_BYTES = 64 << 20
@@ -49,13 +48,13 @@ class _Blob:
     data: bytes = b""
 
 
-def push(name: ModelName, settings: Settings, progress: PullProgress, insecure: bool = False) -> None:
+def push(name: ModelName, where: Places, progress: PullProgress, insecure: bool = False) -> None:
     """Push the model of this name in our own store to the registry that the name begins with.
 
     insecure: without TLS, also to another machine. progress is called on this thread; an exception from it stops the
     push. Raises LibraryError: ModelNotFoundError if the store has no such model, PushError if the registry refuses it.
     """
-    store = OwnStore(own_store(settings))
+    store = OwnStore(own_store(where))
     progress(PullStatus("retrieving manifest"))
     manifest = store.manifest(name)
     if name.host in (OLLAMA_HOST, HUGGING_FACE_HOST):

@@ -80,12 +80,12 @@ def place(
     A placement that does not fit is returned too: see Placement.checked. Raises what choose_backend raises;
     RequestError if the model's heads do not fit the types of keys and values; DeviceRequestError for missing GPUs.
     """
-    _add_workers(settings)
+    _add_workers(settings.rpc)
     room = available_memory() if room is None else room
     beside = place_draft(draft, settings, room, gpus or gpus_here)
     placed = _chosen(file, settings, room, draft, beside, kv_tokens, held)
-    if settings.kv_type_k or settings.kv_type_v:  # f16 fits every head
-        kv_bytes_in_file(file, native_kv_types(file, settings))
+    if any(settings.kv_types):  # f16 fits every head
+        kv_bytes_in_file(file, native_kv_types(file, settings.kv_types))
     if placed.backend == "llama":
         return place_on_gpus(file, settings, placed.reason, room, (gpus or gpus_here)(), beside, dry_run=True)
     if not placed.uses:
@@ -104,13 +104,13 @@ def choose_backend(
     the settings combine the native engine with options of llama.cpp only, or llama.cpp with a head that drafts; and
     what add_workers raises.
     """
-    _add_workers(settings)
+    _add_workers(settings.rpc)
     room = available_memory() if room is None else room
     return _chosen(file, settings, room, draft, place_draft(draft, settings, room, gpus_here), None, 0)
 
 
-def _add_workers(settings: Settings) -> None:
-    if workers := [address.strip() for address in settings.rpc.split(",") if address.strip()]:
+def _add_workers(rpc: str) -> None:
+    if workers := [address.strip() for address in rpc.split(",") if address.strip()]:
         from gpu_offload.rpc import add_workers
 
         add_workers(workers)
@@ -192,10 +192,10 @@ def _placed_natively(
     """
     from models.needs import native_needs
 
-    types, projector = native_kv_types(file, settings), projector_of(file, settings)
+    types, projector = native_kv_types(file, settings.kv_types), projector_of(file, settings.mmproj)
     drafts = native_drafts(settings, draft)
-    together, projector_bytes = _projector_needs(projector, settings)
-    with open_adapters(settings, file) as adapters:
+    together, projector_bytes = _projector_needs(projector, settings.threads)
+    with open_adapters(settings.lora, file) as adapters:
         needs = native_needs(file, types, settings.threads, drafts, adapters, together)
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
@@ -222,7 +222,7 @@ def _placed_natively(
         reason=reason,
         options=options,
         layers=needs.config.layers + 1,
-        notes=(*disk_notes(placed, needs), *_key_notes(file, settings)),
+        notes=(*disk_notes(placed, needs), *_key_notes(file, settings.kv_types)),
         problem=placed.problem or (beside.problem if beside else ""),
         settings=settings,
         draft=beside,
@@ -230,7 +230,7 @@ def _placed_natively(
     )
 
 
-def _projector_needs(path: Path | None, settings: Settings) -> tuple[int | None, int]:
+def _projector_needs(path: Path | None, threads: int | None) -> tuple[int | None, int]:
     """The most rows of a picture that see each other, None without a projector; and the bytes that an image encoder
     takes beside the native engine, with the pictures that are kept in memory.
 
@@ -242,7 +242,7 @@ def _projector_needs(path: Path | None, settings: Settings) -> tuple[int | None,
     if path is None:
         return None, 0
     with open_model(path) as file:
-        needs = vision_needs(file, settings.threads)
+        needs = vision_needs(file, threads)
         return rows_together(file), needs.weights + needs.buffers + KEPT_BYTES
 
 
@@ -265,12 +265,12 @@ def place_on_gpus(
     """
     from localllm.placement.llama import plan
 
-    request = plan_request(file, settings, projector_of(file, settings), reason)
+    request = plan_request(file, settings, projector_of(file, settings.mmproj), reason)
     request = replace(request, draft=draft, dry_run=dry_run, reserve_bytes=request.reserve_bytes + reserve)
     if reserve:
         request = replace(request, gpu_layers=None)
     placed = plan(file, gpus, room, request)
-    return replace(placed, settings=settings, notes=(*placed.notes, *_key_notes(file, settings)))
+    return replace(placed, settings=settings, notes=(*placed.notes, *_key_notes(file, settings.kv_types)))
 
 
 def plan_request(
@@ -286,7 +286,7 @@ def plan_request(
         main_gpu=settings.main_gpu or 0,
         # A named GPU takes everything; llama.cpp itself would ignore the name and spread the layers.
         split_mode=settings.split_mode or ("layer" if settings.main_gpu is None else "none"),
-        lora=tuple(path for path, _ in usual_adapters(settings)),
+        lora=tuple(path for path, _ in usual_adapters(settings.lora)),
         mmproj=projector,
         image_min_tokens=settings.image_min_tokens,
         image_max_tokens=settings.image_max_tokens,
@@ -296,7 +296,7 @@ def plan_request(
         # llama.cpp allocates all cells at once: twice the limit holds a chat and other chats' prefixes.
         context_tokens=context_limit(file, settings.ctx),
         spare=settings.ctx is not None,
-        kv_types=kv_types(file, settings),
+        kv_types=kv_types(file, settings.kv_types),
         gpu_layers=settings.gpu_layers,
         n_cpu_moe=settings.n_cpu_moe,
         about_gpus=tuple(name for name in ("main_gpu", "split_mode") if getattr(settings, name) is not None),
@@ -305,40 +305,41 @@ def plan_request(
     )
 
 
-def loaded_projector(file: ModelFile, settings: Settings, stored: Sequence[Path] = ()) -> Path | None:
+def loaded_projector(file: ModelFile, mmproj: str | None, stored: Sequence[Path] = ()) -> Path | None:
     """The projector that would be loaded with a model; None without one.
 
-    stored: the projectors of its manifest. Raises RequestError if the projector named by the settings is missing.
+    mmproj: the setting. stored: the projectors of its manifest. Raises RequestError if the one that the setting names
+    is missing.
     """
-    return projector_of(file, with_projector(settings, stored))
+    return projector_of(file, named_projector(mmproj, stored))
 
 
-def with_projector(settings: Settings, stored: Sequence[Path]) -> Settings:
-    """The settings with the first of a manifest's projectors, unless they set mmproj."""
-    return replace(settings, mmproj=str(stored[0])) if stored and settings.mmproj is None else settings
+def named_projector(mmproj: str | None, stored: Sequence[Path]) -> str | None:
+    """The setting mmproj, or the first of a manifest's projectors if it is not set."""
+    return str(stored[0]) if stored and mmproj is None else mmproj
 
 
-def native_kv_types(file: ModelFile, settings: Settings) -> tuple[str, str]:
-    """The types in which the native engine stores a model's keys and values."""
-    keys, values = kv_types(file, settings)
+def native_kv_types(file: ModelFile, asked: tuple[KVType | None, KVType | None]) -> tuple[str, str]:
+    """The types in which the native engine stores a model's keys and values. asked: as for kv_types."""
+    keys, values = kv_types(file, asked)
     return keys or "f16", values or "f16"
 
 
-def kv_types(file: ModelFile, settings: Settings) -> tuple[KVType | None, KVType | None]:
-    """The types of keys and values that the settings ask for, but q8_0 in place of q4_0 for keys with a bias.
+def kv_types(file: ModelFile, asked: tuple[KVType | None, KVType | None]) -> tuple[KVType | None, KVType | None]:
+    """The types of keys and values that are asked for, but q8_0 in place of q4_0 for keys with a bias.
 
     A bias makes a few numbers of a key many times as large as the others, which four bits cannot express: it destroys
     every model in which that was measured, with either backend (docs/speed.md). Decided by the header, so that a plan
     before the download agrees.
     """
-    keys = settings.kv_type_k
+    keys, values = asked
     biased = keys == "q4_0" and any(map(_KEY_BIAS.fullmatch, file.tensors))
-    return "q8_0" if biased else keys, settings.kv_type_v
+    return "q8_0" if biased else keys, values
 
 
-def _key_notes(file: ModelFile, settings: Settings) -> tuple[str, ...]:
+def _key_notes(file: ModelFile, asked: tuple[KVType | None, KVType | None]) -> tuple[str, ...]:
     """A note for the user if keys are stored in another type than the settings ask for."""
-    return () if kv_types(file, settings)[0] == settings.kv_type_k else (KEPT_KEYS,)
+    return () if kv_types(file, asked) == asked else (KEPT_KEYS,)
 
 
 def _wishes(settings: Settings) -> list[str]:
@@ -388,11 +389,11 @@ def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) 
 
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
-    projector = projector_of(file, settings)
+    projector = projector_of(file, settings.mmproj)
     try:
-        types, drafts = native_kv_types(file, settings), native_drafts(settings, draft)
-        together, _ = _projector_needs(projector, settings)
-        with open_adapters(settings, file) as adapters:
+        types, drafts = native_kv_types(file, settings.kv_types), native_drafts(settings, draft)
+        together, _ = _projector_needs(projector, settings.threads)
+        with open_adapters(settings.lora, file) as adapters:
             native_needs(file, types, settings.threads, drafts, adapters, together)
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error.message}"
@@ -469,13 +470,13 @@ def _open_native(
     compile_all([*needs.kernels, choose, *(needs.packers if ready is None else ())], compiling(progress))
 
     def opened(ready: "PackedWeights | None") -> NativeRunner:
-        with open_adapters(settings, file) as adapters:
+        with open_adapters(settings.lora, file) as adapters:
             return NativeRunner(
                 file,
                 kv_bytes=use.kv,
                 threads=settings.threads,
                 context=context_limit(file, settings.ctx),
-                kv_types=native_kv_types(file, settings),
+                kv_types=native_kv_types(file, settings.kv_types),
                 progress=progress,
                 ready=ready,
                 drafts=native_drafts(settings, draft),

@@ -22,15 +22,15 @@ WITHOUT = "none"  # value of the setting mmproj: no projector, even if the model
 
 
 @contextlib.contextmanager
-def draft_file(settings: Settings) -> Iterator[ModelFile | None]:
-    """Open the draft setting's file, a small draft model or a head of the large one; None if the setting is unset.
+def draft_file(name: str | None) -> Iterator[ModelFile | None]:
+    """Open the file that the setting draft names, a small draft model or a head of the large one; None for no name.
 
     Raises what resolve and open_model raise.
     """
-    if settings.draft is None:
+    if name is None:
         yield None
         return
-    with open_model(resolve(settings.draft)) as file:
+    with open_model(resolve(name)) as file:
         yield file
 
 
@@ -77,44 +77,44 @@ def refuse_head_on_llama(draft: ModelFile | None, reason: str) -> None:
         )
 
 
-def usual_adapters(settings: Settings) -> list[tuple[Path, float]]:
-    """The settings' adapter files and their weights. Raises RequestError for a missing file."""
-    found = parse_lora(settings.lora) if settings.lora else []
+def usual_adapters(lora: str) -> list[tuple[Path, float]]:
+    """The adapter files of the setting lora and their weights. Raises RequestError for a missing file."""
+    found = parse_lora(lora) if lora else []
     for path, _ in found:
         if problem := file_problem(path):
             raise RequestError(f"{path}: adapter not found: {problem}.", remedy="Check the lora setting, --lora.")
     return found
 
 
-def for_encoder(settings: Settings, model: ModelFile) -> Settings:
-    """The settings for an embedding model or reranker: without adapters if one is for another architecture.
+def lora_of_encoder(lora: str, model: ModelFile) -> str:
+    """The setting lora for an embedding model or reranker: "" if one of the adapters is for another architecture.
 
     A server's adapters may be for its generating models.
     """
-    for path, _ in usual_adapters(settings):
+    for path, _ in usual_adapters(lora):
         with open_model(path) as file:
             if file.architecture != model.architecture:
-                return replace(settings, lora="")
-    return settings
+                return ""
+    return lora
 
 
 @contextlib.contextmanager
-def open_adapters(settings: Settings, model: ModelFile) -> Iterator[list[Adapter]]:
-    """Open the settings' LoRA adapters for a model. Raises ModelFileError for one that is not for this model."""
+def open_adapters(lora: str, model: ModelFile) -> Iterator[list[Adapter]]:
+    """Open the adapters of the setting lora for a model. Raises ModelFileError for one that is not for this model."""
     with contextlib.ExitStack() as opened:
-        yield [Adapter(opened.enter_context(open_model(path)), model) for path, _ in usual_adapters(settings)]
+        yield [Adapter(opened.enter_context(open_model(path)), model) for path, _ in usual_adapters(lora)]
 
 
-def projector_of(file: ModelFile, settings: Settings) -> Path | None:
-    """The model's image projector: the named one, else the only one in its folder; None if the settings leave it out.
+def projector_of(file: ModelFile, mmproj: str | None) -> Path | None:
+    """The model's image projector: the named one, else the only one in its folder; None if the setting leaves it out.
 
     A projector in the model's folder has mmproj in its name and the width of the model's embeddings. Raises
     RequestError if the named one is missing.
     """
-    if settings.mmproj == WITHOUT:
+    if mmproj == WITHOUT:
         return None
-    if settings.mmproj:
-        path = user_path(settings.mmproj)
+    if mmproj:
+        path = user_path(mmproj)
         if problem := file_problem(path):
             raise RequestError(
                 f"{path}: projector not found: {problem}.", remedy="Check the mmproj setting or --mmproj."

@@ -185,12 +185,12 @@ def load_model(
             log.warning("%d threads on %d processors wait for each other", settings.threads, usable_processors())
         drafter: Drafter | None = None
         # The tokenizer is read while the weights are packed, which does not hold the GIL.
-        with ThreadPoolExecutor(1, "tokenizer") as executor, draft_file(settings) as draft:
+        with ThreadPoolExecutor(1, "tokenizer") as executor, draft_file(settings.draft) as draft:
             loading = executor.submit(load_tokenizer, file)
             chat_template = load_chat_template(file, template)
             placed = (placed or place(file, settings, draft=draft)).checked()
             if draft is not None:
-                _check_vocabulary(draft, loading.result(), settings)
+                _check_vocabulary(draft, loading.result(), settings.draft)
                 if placed.draft is not None:
                     drafter, where = _load_draft(draft, placed.draft, progress)
                     opened.callback(drafter.close)
@@ -198,7 +198,7 @@ def load_model(
             runner, placed = open_placed(file, placed, _failing_with(loading, progress), draft)
             opened.callback(runner.close)
             tokenizer = loading.result()
-        chosen = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings))]
+        chosen = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings.lora))]
         adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
         disk = disk_cache_of(runner.info, settings.pinned_percent / 100) if settings.disk_cache else None
         if drafter is None and runner.info.can_draft and isinstance(runner, DraftsItself):
@@ -232,11 +232,9 @@ def _failing_with(loading: "Future[Tokenizer]", progress: LoadProgress | None) -
     return report
 
 
-def _check_vocabulary(draft: ModelFile, tokenizer: Tokenizer, settings: Settings) -> None:
+def _check_vocabulary(draft: ModelFile, tokenizer: Tokenizer, name: str | None) -> None:
     if not tokenizer.agrees_with(load_tokenizer(draft)):
-        raise RequestError(
-            f"{settings.draft} cannot draft for this model: its vocabulary differs.", remedy="Leave out --draft."
-        )
+        raise RequestError(f"{name} cannot draft for this model: its vocabulary differs.", remedy="Leave out --draft.")
 
 
 def _load_draft(file: ModelFile, placed: Placement, progress: LoadProgress | None) -> tuple[DraftModel, Placement]:

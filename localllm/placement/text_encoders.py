@@ -13,7 +13,7 @@ from gguf_io.runner_info import AdapterSet, LoadProgress
 from gpu_offload.options import LlamaOptions, Use
 from localllm.errors import RequestError
 from localllm.placement.backends import Gpus, automatic_choice, gpus_here, llama_is_here, log_fallback
-from localllm.placement.companions import WITHOUT, for_encoder, open_adapters
+from localllm.placement.companions import WITHOUT, lora_of_encoder, open_adapters
 from localllm.placement.memory import RESERVE_BYTES
 from localllm.placement.placement import Placement
 from localllm.settings import Settings
@@ -58,7 +58,7 @@ def place_text_encoder(
     and it does not support the architecture, RequestError for adapters on llama.cpp.
     """
     room = available_memory() if room is None else room
-    settings = for_encoder(settings, file)
+    settings = replace(settings, lora=lora_of_encoder(settings.lora, file))
     if settings.lora:
         if settings.backend == "llama":
             raise RequestError(
@@ -79,7 +79,7 @@ def place_text_encoder(
         return _on_llama(file, chosen, room, gpus)
     find_architecture(file.architecture, TEXT_ENCODERS)
     try:
-        with open_adapters(settings, file) as adapters:
+        with open_adapters(settings.lora, file) as adapters:
             needs = encoder_needs(file, adapters=adapters)
     except UnsupportedModelError as error:
         return _to_llama(file, chosen, error, room, gpus)
@@ -98,7 +98,7 @@ def open_text_encoder(
     settings = placed.checked().settings
     if placed.backend == "native":
         try:
-            with kernels_needed(), open_adapters(settings, file) as adapters:
+            with kernels_needed(), open_adapters(settings.lora, file) as adapters:
                 return NativeTextEncoder(file, settings.threads, progress, adapters), placed
         except UnsupportedModelError as error:
             placed = _to_llama(file, placed, error, placed.uses[0].available, gpus_here)

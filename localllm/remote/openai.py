@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind, called
 from localllm.answer.request import AnswerRequest
@@ -18,7 +18,7 @@ from localllm.errors import RequestError, SettingsError
 from localllm.remote.connection import Endpoint, RemoteCall, RemoteError, refusal
 from localllm.remote.fields import chat_fields, check, completion_fields
 from localllm.remote.stream import RemoteMeter, RemotePrompt, read_logprobs
-from localllm.settings import Settings, read_key
+from localllm.settings import read_key
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,19 @@ MOST_CHOICES = 64
 LIST_PATIENCE_S = 10.0  # for a list of models
 
 
+class ServerKey(Protocol):
+    """The settings about what is sent to a server."""
+
+    @property
+    def remote_key(self) -> str | None: ...
+
+    @property
+    def remote_key_file(self) -> str | None: ...
+
+    @property
+    def watermark_key(self) -> str | None: ...
+
+
 class OpenAIServer:
     """A server and its models. Thread-safe: every request uses its own connection."""
 
@@ -35,7 +48,7 @@ class OpenAIServer:
         self.endpoint = endpoint
 
     @classmethod
-    def at(cls, address: str, settings: Settings) -> "OpenAIServer":
+    def at(cls, address: str, settings: ServerKey) -> "OpenAIServer":
         """The server at an address, with the key of the settings.
 
         Raises RemoteError for a bad address, SettingsError for a bad key file or a watermark.

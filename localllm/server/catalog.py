@@ -22,6 +22,7 @@ from localllm.library.entry import LibraryModel, Source
 from localllm.library.listing import file_type
 from localllm.library.lookup import all_models, find, named
 from localllm.library.names import ModelName, without_suffix
+from localllm.library.places import Places
 from localllm.library.summary import ModelSummary, summarize
 from localllm.placement.companions import projector_of
 from localllm.server.errors import ApiError, ModelNotFoundError
@@ -100,7 +101,7 @@ class Catalog:
             base, _, adapter = name.rpartition(":")
             with suppress(library_errors.ModelNotFoundError, library_errors.LibraryError):
                 entry = _entry(named(base, self.settings, self._served))
-                for number, (known, weight) in enumerate(adapters_of(entry, self.settings)):
+                for number, (known, weight) in enumerate(adapters_of(entry, self.settings.lora)):
                     if known == adapter:
                         behaviour = replace(entry.behaviour, adapters=((number, weight or 1.0),))
                         return replace(entry, behaviour=behaviour, adapter=adapter)
@@ -127,12 +128,12 @@ def with_files(settings: Settings, entry: CatalogEntry) -> Settings:
     return settings
 
 
-def adapters_of(entry: CatalogEntry, settings: Settings) -> list[tuple[str, float]]:
-    """The names of a model's LoRA adapters, by number, and their usual weights.
+def adapters_of(entry: CatalogEntry, lora: str) -> list[tuple[str, float]]:
+    """The names of a model's LoRA adapters, by number, and their usual weights. lora: the setting.
 
     A name is that of the file without its suffix, or for a blob of a manifest, adapter-NUMBER.
     """
-    lora = with_files(settings, entry).lora
+    lora = lora or str(entry.behaviour.settings.get("lora") or "")
     files = enumerate(parse_lora(lora) if lora else [])
     return [
         (f"adapter-{number}" if _BLOB.fullmatch(path.name) else without_suffix(path.name), weight)
@@ -156,9 +157,9 @@ def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
         return ModelFacts(summary, file.identity(), file_type(file) or summary.quantization, _only(file))
 
 
-def _served(name: str, settings: Settings) -> LibraryModel:
+def _served(name: str, where: Places) -> LibraryModel:
     """A model that the server was started with, under the name that was given, or its file's."""
-    model = find(name, settings)
+    model = find(name, where)
     facts_of(model.path)  # fail at the start rather than at the first request
     shown = without_suffix(model.path.name) if model.source is Source.PATH else name
     return replace(model, names=(shown,))
@@ -198,13 +199,13 @@ def _moment(seconds: float) -> str:
     return time.isoformat().replace("+00:00", "Z")
 
 
-def about(entry: CatalogEntry, settings: Settings) -> ModelAbout:
-    """A model's row in lists. Raises ModelFileError or another file error."""
+def about(entry: CatalogEntry, lora: str) -> ModelAbout:
+    """A model's row in lists. lora: the setting. Raises ModelFileError or another file error."""
     facts, status = facts_of(entry.path), entry.path.stat()
     return ModelAbout(
         name=f"{entry.name}:{entry.adapter}" if entry.adapter else entry.name,
         parent=entry.name if entry.adapter else "",
-        adapters=() if entry.adapter else tuple(name for name, _ in adapters_of(entry, settings)),
+        adapters=() if entry.adapter else tuple(name for name, _ in adapters_of(entry, lora)),
         created=int(status.st_mtime),
         modified=_moment(status.st_mtime),
         digest=facts.digest,
@@ -217,14 +218,15 @@ def about(entry: CatalogEntry, settings: Settings) -> ModelAbout:
     )
 
 
-def capabilities(entry: CatalogEntry, settings: Settings) -> list[str]:
+def capabilities(entry: CatalogEntry, mmproj: str | None, backend: str) -> list[str]:
     """What a model can do: completion, embedding or reranking; and tools, thinking, insert, vision, audio.
 
-    From its file and its template; cached until the file changes. Raises ModelFileError or another file error.
+    mmproj, backend: the settings. From its file and its template; cached until the file changes. Raises ModelFileError
+    or another file error.
     """
     found = _capabilities(entry.path, entry.path.stat().st_mtime_ns, entry.behaviour.template)
-    projector = projector_for(entry, settings) if "completion" in found else None
-    return [*found, *(_senses(projector, projector.stat().st_mtime_ns, settings.backend) if projector else [])]
+    projector = projector_for(entry, mmproj) if "completion" in found else None
+    return [*found, *(_senses(projector, projector.stat().st_mtime_ns, backend) if projector else [])]
 
 
 @lru_cache(maxsize=256)
@@ -236,11 +238,15 @@ def _senses(projector: Path, _changed: int, backend: str) -> list[str]:
     return [*(["vision"] if sees else []), *(["audio"] if hears else [])]
 
 
-def projector_for(entry: CatalogEntry, settings: Settings) -> Path | None:
-    """The file of a model's image projector, None without one. Raises RequestError if the named file is missing."""
+def projector_for(entry: CatalogEntry, mmproj: str | None) -> Path | None:
+    """The file of a model's image projector, None without one. mmproj: the setting.
+
+    Raises RequestError if the named file is missing.
+    """
     path = entry.path
     changed = path.stat().st_mtime_ns, path.parent.stat().st_mtime_ns
-    return _projector(path, changed, with_files(settings, entry))
+    own = entry.behaviour.settings.get("mmproj")
+    return _projector(path, changed, mmproj or (str(own) if own else None))
 
 
 def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ModelDescription:
@@ -248,10 +254,10 @@ def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ModelDes
 
     Raises ModelFileError or another file error, LibraryError.
     """
-    projector = projector_for(entry, settings)
+    projector = projector_for(entry, settings.mmproj)
     return ModelDescription(
-        about=about(entry, settings),
-        capabilities=capabilities(entry, settings),
+        about=about(entry, settings.lora),
+        capabilities=capabilities(entry, settings.mmproj, settings.backend),
         template=entry.behaviour.template or facts_of(entry.path).summary.chat_template or "",
         behaviour=entry.behaviour,
         defaults=entry.model.defaults(),
@@ -309,6 +315,6 @@ def _capabilities(path: Path, _changed: int, template_source: str | None) -> tup
 
 
 @lru_cache(maxsize=256)
-def _projector(path: Path, _changed: tuple[int, int], settings: Settings) -> Path | None:
+def _projector(path: Path, _changed: tuple[int, int], mmproj: str | None) -> Path | None:
     with open_model(path) as file:
-        return projector_of(file, settings)
+        return projector_of(file, mmproj)

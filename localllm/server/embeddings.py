@@ -48,7 +48,9 @@ class EmbeddingModel:
             self._pairs = Pairs(self.file.metadata, self.tokenizer)
             placed = placed or place_text_encoder(self.file, settings)
             self._encoder, self.placement = open_text_encoder(self.file, placed, progress)
-            weights = [(number, weight) for number, (_, weight) in enumerate(usual_adapters(self.placement.settings))]
+            weights = [
+                (number, weight) for number, (_, weight) in enumerate(usual_adapters(self.placement.settings.lora))
+            ]
             self._adapters, self._adapter_count = adapter_set(weights, len(weights)), len(weights)
         except BaseException:
             self.file.close()

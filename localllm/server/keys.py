@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localllm.errors import SettingsError
-from localllm.settings import Settings, read_key
+from localllm.settings import read_key
 
 # The ASGI scope's key for the request's cache namespace.
 NAMESPACE = "localllm.namespace"
@@ -32,21 +32,21 @@ class Key:
     secret: str = field(repr=False)
 
 
-def read_keys(settings: Settings) -> tuple[Key, ...]:
-    """Read the keys that the settings name. Raises SettingsError.
+def read_keys(key: str | None, path: str | None) -> tuple[Key, ...]:
+    """Read the keys that the settings api_key and api_key_file name. Raises SettingsError.
 
     A key file has one key, or a line `NAME: KEY` for each user; empty lines and lines starting with # are ignored.
     """
-    text = read_key(settings.api_key, settings.api_key_file, "api_key_file")
+    text = read_key(key, path, "api_key_file")
     if text is None:
         return ()
-    if settings.api_key_file is None:
+    if path is None:
         return (Key("", text),)
     numbered = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)]
     lines = [(number, line) for number, line in numbered if line and not line.startswith("#")]
     if len(lines) == 1 and not _NAMED.fullmatch(lines[0][1]):
         return (Key("", lines[0][1]),)
-    return _named(lines, settings.api_key_file)
+    return _named(lines, path)
 
 
 def _named(lines: Sequence[tuple[int, str]], where: str) -> tuple[Key, ...]:

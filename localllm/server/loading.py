@@ -40,7 +40,7 @@ class MemoryLoader:
 
     def describe(self, entry: CatalogEntry) -> ModelAbout:
         """A model's row in lists. Raises ModelFileError or another file error."""
-        return about(entry, self._settings)
+        return about(entry, self._settings.lora)
 
     def plan(
         self, entry: CatalogEntry, embeds: bool, loaded: Sequence[Model], coming: Sequence[Placement]
@@ -56,7 +56,7 @@ class MemoryLoader:
                 if embeds:
                     return place_text_encoder(file, settings, room=room, gpus=gpus).checked()
                 on_gpus = any(placed.device_bytes for placed in coming) or any(map(_on_gpus, loaded))
-                with draft_file(settings) as draft:
+                with draft_file(settings.draft) as draft:
                     held = sum(model.placement.main_bytes for model in loaded)
                     placing = partial(place, file, room=room, gpus=gpus, draft=draft, held=held)
                     return self._granted(placing, settings, on_gpus, bool(coming))

@@ -42,10 +42,10 @@ class LocalModels:
         return entry.model
 
     def about(self, entry: CatalogEntry) -> ModelAbout:
-        return about(entry, self.settings)
+        return about(entry, self.settings.lora)
 
     def capabilities(self, entry: CatalogEntry) -> list[str]:
-        return capabilities(entry, self.settings)
+        return capabilities(entry, self.settings.mmproj, self.settings.backend)
 
     def ranks(self, entry: CatalogEntry) -> bool:
         return facts_of(entry.path).only == "reranking"
@@ -55,7 +55,7 @@ class LocalModels:
         return f"{self.about(entry).digest} {entry.behaviour} {files}"
 
     def adapters(self, entry: CatalogEntry) -> list[tuple[Path, float]]:
-        found = usual_adapters(with_files(self.settings, entry))
+        found = usual_adapters(with_files(self.settings, entry).lora)
         chosen = self._with_weights(entry).behaviour.adapters
         if chosen is None:
             return found

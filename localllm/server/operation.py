@@ -87,7 +87,8 @@ async def inspect(
     if loaded is None:
         raise ApiError(404, f"model '{entry.name}' is not loaded in this process")
     if costs:
-        found = await to_thread.run_sync(costs_of, loaded.file, service.models.settings)
+        settings = service.models.settings
+        found = await to_thread.run_sync(costs_of, loaded.file, settings.kv_types, settings.threads)
         return {"costs": found and found.as_data()}
     if prompt is not None:
         threads = service.models.settings.threads

@@ -83,7 +83,7 @@ def server_options(settings: Settings) -> ServerOptions:
         raise SettingsError("semantic_cache answers for models of this machine only; unset it for --remote.")
     return ServerOptions(
         settings,
-        keys=read_keys(settings),
+        keys=read_keys(settings.api_key, settings.api_key_file),
         hosts=_listed(settings.allow_hosts),
         origins=_listed(settings.origins),
         keep_alive_s=keep_alive,

@@ -13,7 +13,7 @@ from localllm.errors import RequestError, SettingsError
 from localllm.files import decoded, file_problem, listed, read_text
 from localllm.front.prompt import read_format
 from localllm.server.keys import read_keys
-from localllm.settings import Settings, load_settings
+from localllm.settings import load_settings
 from localllm.wings.agents.recording import RecordedRequest
 from localllm.wings.lab.simulate.machines import from_bench
 from localllm.wings.lab.workload.texts import read_prompts
@@ -49,8 +49,8 @@ def prompt_and_persona(path: Path) -> object:
 
 READERS: list[tuple[str, Callable[[Path], object]]] = [
     ("temperature = 0.5\r\nseed = 3\r\n", lambda path: load_settings({}, {}, path)),
-    ("k1\r\n", lambda path: read_keys(Settings(api_key_file=str(path)))),
-    ("# users\r\nann: k1\r\nbob: k2\r\n", lambda path: read_keys(Settings(api_key_file=str(path)))),
+    ("k1\r\n", lambda path: read_keys(None, str(path))),
+    ("# users\r\nann: k1\r\nbob: k2\r\n", lambda path: read_keys(None, str(path))),
     ('{"type": "object",\r\n"properties": {}}', lambda path: read_format(str(path))),
     ('{"mcpServers": {"a": {"command": "ä"}}}\r\n', read_servers),
     ('{"/": ["edit_file *"]}\r\n', lambda path: Approvals(Path("/"), path).rules),

@@ -402,7 +402,7 @@ async def render_markdown(body: RenderBody) -> Object:
 def _choices(models: ServedModels) -> Object:
     settings, entries = models.settings, models.entries()
     found = [models.library_model(entry) for entry in entries]
-    free, rows = available_memory(), described(found, settings)
+    free, rows = available_memory(), described(found, settings.threads, settings.mmproj)
     return {
         "free": free,
         "models": [
@@ -421,7 +421,7 @@ def _choices(models: ServedModels) -> Object:
                 "suits": one.suits,
                 "licence": one.licence,
             }
-            for one, speed in suggested(found, settings)
+            for one, speed in suggested(found, settings.threads)
         ],
     }
 

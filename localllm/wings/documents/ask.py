@@ -80,7 +80,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     flags = setting_flags(given)
     settings = load_settings(flags)
     question = "" if index_only else prompt or ""
-    name = "" if index_only else model or usual_model(settings)
+    name = "" if index_only else model or usual_model(settings.remote)
     with DocumentIndex(folder) as index, StatusLine() as status:
         report = _updated(index, status, reports_problems=index_only or not as_json)
         room, pictures = _room(name, settings, flags) if question else (0, None)
@@ -133,7 +133,7 @@ def _room(name: str, settings: "Settings", flags: "Mapping[str, object]") -> tup
         chosen = FoundModel.of(obtain(name, settings), lambda own: load_settings(flags, model=own))
         with open_model(chosen.entry.path) as file:
             context = min(context, file.metadata.get_int(f"{file.architecture}.context_length", context))
-            sees = projector_of(file, chosen.settings) is not None
+            sees = projector_of(file, chosen.settings.mmproj) is not None
     return max(context // 2, LEAST_ROOM), (settings.image_max_tokens or PICTURE_TOKENS) if sees else None
 
 

@@ -14,6 +14,7 @@ from gguf_io.pooling import is_reranker
 from localllm.errors import LocalLLMError
 from localllm.library.entry import LibraryModel
 from localllm.library.lookup import find, users_models
+from localllm.library.places import Places
 from localllm.server.embeddings import EmbeddingModel
 from localllm.settings import Settings
 from localllm.wings.documents.index import DocumentIndex
@@ -73,14 +74,14 @@ De commissie heeft de notulen van de vergadering goedgekeurd.
 EmbedProgress = Callable[[int, int], bool]
 
 
-def find_embedding_model(settings: Settings, name: str | None = None) -> LibraryModel | None:
+def find_embedding_model(where: Places, name: str | None = None) -> LibraryModel | None:
     """The model of that name, or without a name the first embedding model on this machine; None if there is none.
 
     Raises LibraryError for a name that is not found.
     """
     if name is not None:
-        return find(name, settings)
-    for model in users_models(settings):
+        return find(name, where)
+    for model in users_models(where):
         try:
             with open_model(model.path) as file:
                 if f"{file.architecture}.pooling_type" in file.metadata and not is_reranker(file):

@@ -17,7 +17,7 @@ from localllm.settings import load_settings
 if TYPE_CHECKING:
     from localllm.library.entry import LibraryModel
     from localllm.library.own_store import OwnStore
-    from localllm.settings import Settings
+    from localllm.library.places import Places
 
 _USUAL_FILE = Path("Modelfile")
 
@@ -67,7 +67,7 @@ def create(
     note(f'{target} is here. Try: localllm run {target} "Hello"')
 
 
-def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings") -> "LibraryModel":
+def _base(store: "OwnStore", source: str, kind: str | None, where: "Places") -> "LibraryModel":
     """The model for a source: imported from safetensors, or found or pulled; quantised if kind is given."""
     from localllm.library.lookup import is_path
     from localllm.wings.importing.convert import imported_model
@@ -80,7 +80,7 @@ def _base(store: "OwnStore", source: str, kind: str | None, settings: "Settings"
             f"{folder} has no config.json, so it is not a folder of safetensors as Hugging Face has them. Name the "
             "folder that has it, or a .gguf file."
         )
-    base = None if imports else obtain(source, settings)
+    base = None if imports else obtain(source, where)
     with StatusLine() as status:
         if base is None:
             return imported_model(store, folder, kind, status.share, note)

@@ -15,7 +15,7 @@ from models.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from gguf_io import ModelFile
     from localllm.engine.inspection import EngineSnapshot
-    from localllm.settings import Settings
+    from localllm.settings import KVType
     from localllm.speed.kept import KeptLimits
 
 KV_TYPES = tuple(memory.KV_TYPES)
@@ -96,10 +96,12 @@ class ModelCosts:
         return cls(**{**data, "shape": ModelShape(**data["shape"]), "parts": parts})
 
 
-def costs_of(file: "ModelFile", settings: "Settings") -> ModelCosts | None:
-    """A loaded model's costs on this machine; None for architectures that only llama.cpp supports."""
+def costs_of(
+    file: "ModelFile", kv_types: "tuple[KVType | None, KVType | None]", threads: int | None
+) -> ModelCosts | None:
+    """A model's costs on this machine with these settings; None for architectures that only llama.cpp supports."""
     try:
-        return ModelCosts.of(file, native_kv_types(file, settings), kept_limits(settings.threads))
+        return ModelCosts.of(file, native_kv_types(file, kv_types), kept_limits(threads))
     except UnsupportedModelError:
         return None
 

@@ -114,7 +114,7 @@ def test_a_closed_store_of_our_own_is_an_error_where_it_is_changed(shut: Path) -
         store.prepare()
     settings = Settings(model_store=str(store.root))
     assert [model.name for model in all_models(settings)] == ["builtin"]
-    assert {place.what for place in stored_places(settings)} > {"models", "unfinished"}
+    assert {place.what for place in stored_places(settings, None)} > {"models", "unfinished"}
 
 
 def test_blobs_stay_while_the_manifests_that_name_them_cannot_be_read(home: Path, tiny_gguf: bytes) -> None:

@@ -85,7 +85,7 @@ def test_plans_count_what_a_head_takes(tmp_path: Path) -> None:
         assert with_drafts.buffers > without.buffers
         assert (with_drafts.kv_per_token, with_drafts.row) == (without.kv_per_token, without.row)
         settings = Settings(backend="native", kv_mib=64, draft=str(head))
-        with draft_file(settings) as draft:
+        with draft_file(settings.draft) as draft:
             placed = place(file, settings, draft=draft)
         assert placed.draft is None and placed.uses[0].other == 0
         assert placed.uses[0].weights == native_needs(file, drafts=drafts).weights
@@ -98,7 +98,7 @@ def test_a_draft_head_is_not_a_model() -> None:
 
 def test_heads_draft_on_the_native_engine_alone() -> None:
     settings = Settings(backend="llama", draft=str(TRAINED))
-    with open_model(built_in()) as file, draft_file(settings) as head:
+    with open_model(built_in()) as file, draft_file(settings.draft) as head:
         with pytest.raises(RequestError, match=r"there is a GPU\). Leave out --draft, or choose --backend native"):
             refuse_head_on_llama(head, "there is a GPU")
         with pytest.raises(RequestError, match="drafts on the native engine only"):

@@ -40,8 +40,8 @@ def test_only_biased_keys_in_four_bits_are_changed(name: str, asked: Any, values
     changed = name in BIASED and asked == "q4_0"
     keys = "q8_0" if changed else asked
     with open_model(files[name]) as file:
-        assert kv_types(file, settings) == (keys, values)
-        assert native_kv_types(file, settings) == (keys or "f16", values or "f16")
+        assert kv_types(file, settings.kv_types) == (keys, values)
+        assert native_kv_types(file, settings.kv_types) == (keys or "f16", values or "f16")
         placed = place(file, settings)
         config = read_config(file)
         needs = placed.needs

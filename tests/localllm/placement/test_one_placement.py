@@ -85,7 +85,7 @@ def test_a_plan_and_a_grant_are_the_same_bytes(model: str, values: dict[str, Any
     settings = settings_of(files, **values)
     with open_model(files[model]) as file:
         planned = advice.advise(file, settings)
-        with draft_file(settings) as draft:
+        with draft_file(settings.draft) as draft:
             placed = place(file, settings, room=ROOM, draft=draft)
     with granted(files[model], settings) as (_, _, grant):
         pass
@@ -93,7 +93,7 @@ def test_a_plan_and_a_grant_are_the_same_bytes(model: str, values: dict[str, Any
     shown = planned.placement
     if settings.kv_mib is None and shown.backend == "native":  # shown with what the context needs; a load takes more
         assert any(f"{placed.tokens:,} tokens: kv_mib limits it" in note for note in shown.notes)
-        with open_model(files[model]) as file, draft_file(settings) as draft:
+        with open_model(files[model]) as file, draft_file(settings.draft) as draft:
             ctx = settings.ctx or min(planned.longest_context, advice.USUAL_CONTEXT)
             alike = place(file, replace(settings, ctx=ctx), room=ROOM, draft=draft, kv_tokens=ctx)
         assert shown.uses == alike.uses
@@ -131,7 +131,7 @@ def test_a_native_load_holds_what_it_was_granted(
 @pytest.mark.parametrize("draft", [False, True])
 def test_a_llama_cpp_load_holds_what_it_was_granted(draft: bool, projector: bool, files: dict[str, Path]) -> None:
     settings = settings_of(files, backend="llama", draft=draft, projector=projector, ctx=512, gpu_layers=0)
-    with open_model(files["llama"]) as file, draft_file(settings) as beside:
+    with open_model(files["llama"]) as file, draft_file(settings.draft) as beside:
         placed = place(file, replace(settings, gpu_layers=None), room=ROOM, draft=beside)
         assert placed.options.mmproj == (files["projector"] if projector else None)
         runner, loaded = open_placed(file, replace(placed, options=replace(placed.options, mmproj=None)))

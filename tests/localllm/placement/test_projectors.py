@@ -29,9 +29,9 @@ def model(data_dir: Path, tmp_path: Path) -> Path:
     return path
 
 
-def chosen(model: Path, **settings: str) -> Path | None:
+def chosen(model: Path, mmproj: str | None = None) -> Path | None:
     with open_model(model) as file:
-        return projector_of(file, Settings(**settings))  # type: ignore[arg-type]
+        return projector_of(file, mmproj)
 
 
 def test_the_only_one_beside_the_model_that_fits(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -60,10 +60,10 @@ def test_a_projector_of_other_kinds_chooses_llama_cpp_and_counts_in_its_plan(mod
         assert choose_backend(file, Settings(mmproj="none", gpu_layers=0)).backend == "native"
         with pytest.raises(UnsupportedModelError, match="image encoders of the type 'resampler'"):
             place(file, Settings(backend="native", mmproj=str(beside)))
-        assert loaded_projector(file, Settings()) == beside
-        assert loaded_projector(file, Settings(mmproj="none")) is None
+        assert loaded_projector(file, None) == beside
+        assert loaded_projector(file, "none") is None
         with pytest.raises(RequestError, match="projector not found"):
-            loaded_projector(file, Settings(), [tmp_path / "gone.gguf"])
+            loaded_projector(file, None, [tmp_path / "gone.gguf"])
         shown, _ = conversation_bytes(file, 512, beside)
         assert shown is not None and shown > projector_bytes(beside) + file.weights_bytes
         request = plan_request(file, Settings(), beside)

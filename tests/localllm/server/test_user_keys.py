@@ -20,12 +20,12 @@ SEVERAL = "# who may ask\nalice: wonderland\n\nbob:  builder # 1\n"
 def keys_of(tmp_path: Path, text: str) -> tuple[Key, ...]:
     file = tmp_path / "keys"
     file.write_text(text, encoding="utf-8")
-    return read_keys(Settings(api_key_file=str(file)))
+    return read_keys(None, str(file))
 
 
 def test_one_key_or_one_for_each_user(tmp_path: Path) -> None:
-    assert read_keys(Settings()) == ()
-    assert read_keys(Settings(api_key="a: b")) == (Key("", "a: b"),)
+    assert read_keys(None, None) == ()
+    assert read_keys("a: b", None) == (Key("", "a: b"),)
     assert keys_of(tmp_path, "# one\nsesame open\n") == (Key("", "sesame open"),)
     assert keys_of(tmp_path, "alice: wonderland") == (Key("alice", "wonderland"),)
     assert keys_of(tmp_path, "alice: wonderland\n\n#\nbob:\tbuilder") == (

@@ -56,7 +56,7 @@ def detect(
         raise RequestError("Which key? Pass --key KEY or set LOCALLLM_WATERMARK_KEY.")
     content = read_text(text, pipes=True)
     mark = (settings.watermark_key, settings.watermark_delta, settings.watermark_gamma)
-    with open_model(obtain(model or usual_model(settings), settings).path) as file, StatusLine() as status:
+    with open_model(obtain(model or usual_model(settings.remote), settings).path) as file, StatusLine() as status:
         tokenizer = load_tokenizer(file)
         runner = open_runner(file, settings, status.share, kv_tokens=2 * watermark.CONTEXT)[0]
         try:

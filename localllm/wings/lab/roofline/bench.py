@@ -112,7 +112,7 @@ def _bench_threads(file: ModelFile, settings: Settings, request: BenchRequest, t
         count = runner.last_step().threads
         probes = stack.enter_context(closing(LimitProbes(count, perf_counter)))
         test = _rounds(runner, probes, request, tell)
-        types = native_kv_types(file, settings)
+        types = native_kv_types(file, settings.kv_types)
         tell("the rates of the weight formats")
         rates = measure_formats(runner, native_needs(file, types, count), request.rounds, perf_counter)
         tell("where a token's time goes")
