@@ -1,6 +1,7 @@
 """The sizes and constants of a model, read from a GGUF's metadata and checked before anything is allocated."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
@@ -69,17 +70,17 @@ class ModelConfig:
     # Values of the concatenated rows that a drafting layer or a head reads.
     joins: int = 0
 
-    @property
+    @cached_property
     def attends(self) -> tuple[bool, ...]:
         """Whether each layer has attention."""
         return self.attention.attends
 
-    @property
+    @cached_property
     def recurs(self) -> tuple[bool, ...]:
         """Whether each layer has a state; a layer may have both."""
         return self.state.layers if self.state else (False,) * self.layers
 
-    @property
+    @cached_property
     def mixes(self) -> tuple[bool, ...]:
         """Whether each layer has experts."""
         return self.experts.layers if self.experts else (False,) * self.layers

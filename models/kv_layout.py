@@ -1,6 +1,7 @@
 """How keys and values are stored, and how many bytes a token takes: decided by the file's header alone."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from cpu_kernels.kv_types import PAGE_TOKENS, SCALED_TOGETHER, KVType, PageLayout, key_layout, value_layout
 from models.architecture import Architecture
@@ -135,12 +136,14 @@ def state_bytes(config: ModelConfig, budget: int) -> int:
     return slots_within(config, budget) * slot_bytes(config)
 
 
+@cache
 def page_layouts(heads: Heads, types: KVTypes) -> tuple[PageLayout, ...]:
     """Layouts of pages of keys and of values; a single one for latents, which are both."""
     keys = key_layout(types[0], heads.padded)
     return (keys,) if heads.latent else (keys, value_layout(types[1], heads.padded))
 
 
+@cache
 def layer_bytes_per_token(heads: Heads, types: KVTypes) -> int:
     """Bytes that one token's keys and values take in a layer with these heads."""
     return heads.keys * sum(layout.page_bytes for layout in page_layouts(heads, types)) // PAGE_TOKENS

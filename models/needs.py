@@ -244,12 +244,10 @@ class HeaderLoader(WeightLoader):
     def _values(self, name: str) -> NDArray[np.float32]:
         return np.ones(self._file.tensors[name].shape, np.float32)
 
-    def _room(self, size: int) -> NDArray[np.generic]:
-        self.sizes.append(size)
-        return np.broadcast_to(np.zeros(1, np.uint8), (size,))
-
-    def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
+    def _stored(self, packing: Packing) -> NDArray[np.generic]:
+        self.sizes.append(packing.size)
         self.packers[packing.format.name] = packing.format.repack
+        return np.broadcast_to(np.zeros(1, np.uint8), (packing.size,))
 
 
 def touched_bytes(builder: ProgramBuilder) -> int:

@@ -49,10 +49,8 @@ class _WritingLoader(WeightLoader):
 
     writer: PackedWriter
 
-    def _room(self, size: int) -> NDArray[np.generic]:
-        return np.broadcast_to(np.zeros(1, np.uint8), (size,))
-
-    def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
+    def _stored(self, packing: Packing) -> NDArray[np.generic]:
         room = np.empty(max(PORTION_BYTES, packing.group_bytes), np.uint8)
         portions = (room[: self._pack_groups(room, packing, rows)] for rows in packing.portions)
         self.writer.put(packing.identity, portions)
+        return np.broadcast_to(np.zeros(1, np.uint8), (packing.size,))

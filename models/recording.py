@@ -55,16 +55,7 @@ class Rows:
         memory = aligned_zeros((rows + _TILE_ROOM, (lines | 1 if spread else lines) * _LINE), np.float32)
         self.values = memory[:, : self.width]
         self.place = Place(builder.keep(memory), memory.strides[0])
-
-    @property
-    def address(self) -> int:
-        """Address of the first row."""
-        return self.place.address
-
-    @property
-    def stride(self) -> int:
-        """Bytes from one row to the next."""
-        return self.place.stride
+        self.address, self.stride = self.place
 
 
 def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads: int) -> int:
@@ -78,16 +69,20 @@ def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads
         tokens = rows + _TILE_ROOM if index == 0 else 1
         values = tokens * padded(longest)
         blocks = values // 32 + _TILE_ROOM
-        descriptors[index, Act.Q32] = builder.buffer(values, np.int8)
-        descriptors[index, Act.SCALE32] = builder.buffer(blocks)
-        descriptors[index, Act.SUM32] = builder.buffer(blocks, np.int32)
-        descriptors[index, Act.Q256] = builder.buffer(values, np.int8)
-        descriptors[index, Act.SCALE256] = builder.buffer(blocks)
-        descriptors[index, Act.PAIRS256] = builder.buffer(blocks, np.int32)
-        descriptors[index, Act.SUM16] = builder.buffer(2 * blocks, np.int32)
-        descriptors[index, Act.FLOATS] = builder.buffer(values)
-        descriptors[index, Act.WORDS] = builder.buffer(values, np.int16)
-        descriptors[index, Act.WORD_UNITS] = builder.buffer(blocks)
+        parts: dict[Act, tuple[int, type[np.generic]]] = {
+            Act.Q32: (values, np.int8),
+            Act.SCALE32: (blocks, np.float32),
+            Act.SUM32: (blocks, np.int32),
+            Act.Q256: (values, np.int8),
+            Act.SCALE256: (blocks, np.float32),
+            Act.PAIRS256: (blocks, np.int32),
+            Act.SUM16: (2 * blocks, np.int32),
+            Act.FLOATS: (values, np.float32),
+            Act.WORDS: (values, np.int16),
+            Act.WORD_UNITS: (blocks, np.float32),
+        }
+        arrays = [aligned_zeros((size,), dtype) for size, dtype in parts.values()]
+        descriptors[index, list(parts)] = [builder.keep(array) for array in arrays]
     return builder.keep(descriptors)
 
 
@@ -292,9 +287,9 @@ class Recording:
         self, matrix: Matrix, out: Place, packed: int, *, private: bool, stage: Stage | None, table: int = 0
     ) -> None:
         """Record what adapters change in a product: A x now, concurrently with the product, and B (A x) after it."""
-        # The factor of such a matrix may be applied elsewhere.
-        scaled = self.loader.has(f"{matrix.name.removesuffix('weight')}scale")
-        if self.adapters and self.adapters.changed(matrix.name) and not scaled:
+        if self.adapters and self.adapters.changed(matrix.name):
+            if self.loader.has(f"{matrix.name.removesuffix('weight')}scale"):
+                return  # its factor may be applied elsewhere
             factors, index = self.adapters.factors_of(matrix), len(self._expansions)
             arguments = Shrink(
                 factors=factors,

@@ -2,14 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.first_touch import touch
+from cpu_kernels.first_touch import memory_nodes, touch
 from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
 from cpu_kernels.formats.weight_format import Repack, WeightFormat
 from cpu_kernels.isa import POLICY
@@ -67,9 +67,9 @@ def ordered(values: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np
 class Matrix:
     """A packed matrix of `rows` outputs (padding included) and k inputs, or one such matrix per expert.
 
-    group_bytes: of a group of rows. scale: the tensor of a factor for the whole matrix, one per expert, which is not
-    included in `packed`; empty for none. name, order: the tensor and the source of each row, None for its own order.
-    turned: of each head, the transpose of its first k rows.
+    address, groups: of groups of rows (of one expert), each of group_bytes. scale: the tensor of a factor for the whole
+    matrix, one per expert, which is not included in `packed`; empty for none. name, order: the tensor and the source of
+    each row, None for its own order. turned: of each head, the transpose of its first k rows.
     """
 
     format: WeightFormat
@@ -82,16 +82,12 @@ class Matrix:
     name: str = ""
     order: NDArray[np.int64] | None = None
     turned: bool = False
+    address: int = field(init=False)
+    groups: int = field(init=False)
 
-    @property
-    def address(self) -> int:
-        """Address of the packed groups."""
-        return self.packed.ctypes.data
-
-    @property
-    def groups(self) -> int:
-        """Groups of rows (of one expert)."""
-        return self.rows // self.format.group_rows
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "address", self.packed.ctypes.data)
+        object.__setattr__(self, "groups", self.rows // self.format.group_rows)
 
     @property
     def expert_bytes(self) -> int:
@@ -101,13 +97,15 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a matrix is packed: rows of k values, whose bytes `read` returns. group_bytes: of a packed group of rows.
+    """How a matrix is packed: rows of k values, whose bytes `read` returns.
 
-    identity: what the matrix is: tensor, format, shape and order of rows. portions: the source row of each packed row,
-    -1 for zeros, of whole groups and about PORTION_BYTES at a time, so that little of the file is in memory at once.
+    identity: what the matrix is: tensor, format, shape and order of rows. size: its bytes; group_bytes: of a group of
+    rows. portions: the source row of each packed row, -1 for zeros, of whole groups and about PORTION_BYTES at a time,
+    so that little of the file is in memory at once.
     """
 
     identity: str
+    size: int
     format: WeightFormat
     k: int
     group_bytes: int
@@ -139,6 +137,7 @@ class WeightLoader:
         self._team = team
         self._builder = builder
         self._arena = Arena()
+        self._touches = team is not None and memory_nodes() > 1
         self.buffer = np.empty(0, np.uint8)
         self._progress = progress
         self._loaded_bytes = 0
@@ -148,6 +147,8 @@ class WeightLoader:
         """Tensors that do not affect the results."""
         self._ready = ready
         self._words = words and POLICY.multiplies_words
+        self.has: Callable[[str], bool] = file.tensors.__contains__
+        """Whether the file has a tensor of that name."""
         self.packed: dict[str, NDArray[np.generic]] = {}
         """Packed bytes by identity (tensor, format, shape and row order), as models.packed_file stores them."""
 
@@ -159,10 +160,6 @@ class WeightLoader:
     def packs(self) -> bool:
         """Whether matrices are packed, as opposed to mapped or only counted."""
         return self._team is not None and self._ready is None
-
-    def has(self, name: str) -> bool:
-        """Whether the file has a tensor of that name."""
-        return name in self._file.tensors
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor, None if the file has none of that name."""
@@ -349,39 +346,38 @@ class WeightLoader:
     ) -> Matrix:
         """Pack rows of k values, whose bytes `read` returns. name: part of the identity. order: as for `matrix`."""
         count = rows if order is None else len(order)
-        groups = padded(count) * max(experts, 1) // weight_format.group_rows
-        group_bytes = weight_format.group_bytes(k)
+        padded_rows = padded(count)
+        groups = padded_rows * max(experts, 1) // weight_format.group_rows
+        group_bytes = _group_bytes(weight_format, k)
         size = groups * group_bytes
         placed = "" if order is None else hashlib.sha256(np.ascontiguousarray(order, np.int64).data).hexdigest()[:32]
         identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{placed}"
         packed = self.packed.get(identity)  # a key tensor that also serves as value tensor is packed once
         if packed is None:
-            ready = self._ready.find(identity, size) if self._ready else None
-            packed = self._room(size) if ready is None else ready
+            together = max(1, PORTION_BYTES // group_bytes) * weight_format.group_rows
+            portions = _portions(order, rows, experts, together)
+            packed = self._stored(Packing(identity, size, weight_format, k, group_bytes, read, portions))
             self._builder.keep(packed)
             self.packed[identity] = packed
-            if ready is None:
-                together = max(1, PORTION_BYTES // group_bytes) * weight_format.group_rows
-                portions = _portions(order, rows, experts, together)
-                self._fill(packed, Packing(identity, weight_format, k, group_bytes, read, portions))
         scale = f"{name.removesuffix('weight')}scale" if weight_format.name == _SCALED else ""
-        return Matrix(weight_format, packed, padded(count), k, group_bytes, experts, scale if self.has(scale) else "")
+        return Matrix(weight_format, packed, padded_rows, k, group_bytes, experts, scale if self.has(scale) else "")
 
     def _values(self, name: str) -> NDArray[np.float32]:
         """A tensor's values."""
         return self._file.dequantize(name)
 
-    def _room(self, size: int) -> NDArray[np.generic]:
-        """Allocate bytes for a packed matrix."""
-        return self._arena.zeros(size)
-
-    def _fill(self, packed: NDArray[np.generic], packing: Packing) -> None:
-        """Pack all portions, one after the other."""
+    def _stored(self, packing: Packing) -> NDArray[np.generic]:
+        """A packed matrix: one that was packed earlier, or its portions packed now, one after the other."""
+        ready = self._ready.find(packing.identity, packing.size) if self._ready else None
+        if ready is not None:
+            return ready
+        packed, position = self._arena.zeros(packing.size), 0
         assert self._team is not None
-        touch(self._team, packed, packing.group_bytes)
-        position = 0
+        if self._touches:
+            touch(self._team, packed, packing.group_bytes)
         for source_rows in packing.portions:
             position += self._pack_groups(packed[position:], packing, source_rows)
+        return packed
 
     def _pack_groups(self, target: NDArray[np.generic], packing: Packing, source_rows: NDArray[np.int32]) -> int:
         """Pack a few groups of rows into the beginning of `target`, and return their bytes."""
@@ -407,7 +403,7 @@ class WeightLoader:
 
     def _format_of(self, tensor: TensorInfo) -> WeightFormat:
         """The format that a tensor is packed in. Raises UnsupportedModelError for a type without kernels."""
-        if (found := WEIGHT_FORMATS.get(tensor.type.name)) is None:
+        if (found := _format_named(tensor.type.name)) is None:
             raise UnsupportedModelError(
                 f"{self._file.path}: {tensor.name}: there are no kernels for weights of type {tensor.type.name}.",
                 remedy="llama.cpp may: use --backend llama.",
@@ -418,6 +414,17 @@ class WeightLoader:
         self._loaded_bytes += tensor.nbytes
         if self._progress is not None:
             self._progress("loading weights", min(1.0, self._loaded_bytes / self._file.weights_bytes))
+
+
+@cache
+def _format_named(kind: str) -> WeightFormat | None:
+    """The format that a block type is packed in; None without kernels for it."""
+    return WEIGHT_FORMATS.get(kind)
+
+
+@cache
+def _group_bytes(weight_format: WeightFormat, k: int) -> int:
+    return weight_format.group_bytes(k)
 
 
 def _layer_of(tensor: str) -> int:
