@@ -16,6 +16,7 @@ from localllm.chats.parameters import Parameters
 from localllm.settings import Settings, load_settings, sessions_path
 from tui.acp.agent import LocalAgent
 from tui.acp.stdio import StandardStreams
+from tui.backend import Backend
 from tui.backends import open_backend, remembered_as
 
 
@@ -33,11 +34,12 @@ def run_agent(model: str | None, flags: Mapping[str, object], sessions: Path | N
         backend = open_backend(settings, settings_with, host)
         stack.callback(backend.close)
         usual, remembered = Parameters.from_settings(settings), remembered_as(settings.remote, host)
-        asyncio.run(_serve(LocalAgent(backend, store, model or "", usual, remembered)))
+        asyncio.run(_serve(backend, store, model or "", usual, remembered))
 
 
-async def _serve(agent: LocalAgent) -> None:
+async def _serve(backend: Backend, store: SessionStore, model: str, usual: Parameters, remembered: str) -> None:
     streams = StandardStreams()
+    agent = LocalAgent(backend, store, model, usual, remembered)
     present = asyncio.current_task()
     if sys.platform != "win32" and present is not None:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
