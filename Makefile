@@ -90,7 +90,7 @@ test-page: $(VENV)/.installed-dev
 test-windows: $(BIN)/python
 	$(BIN)/python tests/platforms/windows.py $(WINDOWS)
 	bash -o pipefail -c '$(WINDOWS)/wpython -m localllm run builtin "Once upon a time" </dev/null 2>&1 | cat'
-	PYTHONUTF8=1 bash -o pipefail -c '$(WINDOWS)/wpython -m pytest -m "not slow and not oracle" $(WINDOWS_TESTS) </dev/null 2>&1 | cat'
+	$(BIN)/python tests/platforms/windows.py $(WINDOWS) $(WINDOWS_TESTS)
 
 test-arm64: $(VENV)/.installed-dev
 	$(BIN)/python tests/platforms/arm64.py $(ARM64)

@@ -75,6 +75,8 @@ def install_python(folder: Path, uv: Path, pip: tuple[object, ...]) -> None:
     install = (uv, "pip", "install", "-q", "--link-mode", "copy", "--target", site, "--only-binary", ":all:", *PLATFORM)
     run(*install, "-c", ROOT / "constraints.txt", *wanted)
     run(*install, "--no-deps", "msvc-runtime")
+    # Wine 8 lacks the function; without it, shutil copies in another way.
+    (site / "sitecustomize.py").write_text("import _winapi\n\ndel _winapi.CopyFile2\n", encoding="utf-8")
     about = site / f"localllm-{project['version']}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: localllm\nVersion: {project['version']}\n", "utf-8")
@@ -216,7 +218,7 @@ def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     if not (folder / "wpython").exists():
         set_up(folder)
-    if not run_tests(folder, sys.argv[2:]):
+    if sys.argv[2:] and not run_tests(folder, sys.argv[2:]):
         sys.exit(1)
 
 
