@@ -55,7 +55,7 @@ run: install
 install: $(VENV)/.installed
 
 test: check
-	$(PYTEST)
+	$(PYTEST) --durations 40
 
 test-fast: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"

@@ -75,8 +75,8 @@ class DiskCache:
     identity: everything that stored KV depends on except the tokens and the model's files. digest: of these files, None
     if the identity covers them; until it is known, nothing is found or stored. limit_bytes: for all identities
     together; None takes the lesser of 4 GiB and 5 % of the free disk. whole: states cannot be truncated, so a
-    segment starts at 0. pinned_share: of the limit, for what requests pin. clock: seconds since 1970. Only the engine's
-    thread calls `find`, only one writer thread `store` and `pin`, any thread `load`.
+    segment starts at 0. pinned_share: of the limit, for what requests pin. clock: seconds since 1970. `find` is
+    for the engine's thread, `store` and `pin` for one writer's, `load` for any.
     """
 
     def __init__(

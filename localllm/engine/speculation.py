@@ -43,17 +43,16 @@ class DraftLength:
 
 
 class ModelDraftLength(DraftLength):
-    """Chooses the length of a model's next draft, for all requests that it drafts for.
+    """Chooses the length of a model's next draft, for all requests that it drafts for."""
 
-    Later tokens of a draft are accepted less often than the first, so each position has its own statistics; a position
-    never reached has those of the one before it. A draft that is expected to pay is made. One that is not is made as a
-    trial, if the balance covers its expected loss: the balance grows by TRIALS of the decoding time, and drafts change
-    it by what they gained or lost against plain steps. So trials that nearly pay go on until the statistics are good,
-    hopeless ones cost almost nothing, and drafts that were expected to pay and do not are soon given up.
-
-    Text that is new to the model must be read before it can draft. The balance must cover that too, or, once drafts are
-    known to pay, half of the gain that is expected of the rest of the answer.
-    """
+    # Later tokens of a draft are accepted less often than the first, so each position has its own statistics; a
+    # position never reached has those of the one before it. A draft that is expected to pay is made. One that is not is
+    # made as a trial, if the balance covers its expected loss: the balance grows by TRIALS of the decoding time, and
+    # drafts change it by what they gained or lost against plain steps. So trials that nearly pay go on until the
+    # statistics are good, hopeless ones cost almost nothing, and drafts that were expected to pay and do not are soon
+    # given up.
+    # Text that is new to the model must be read before it can draft. The balance must cover that too, or, once drafts
+    # are known to pay, half of the gain that is expected of the rest of the answer.
 
     FORGET = 0.98
     PAYS = 1.01  # the least gain: speed with drafts over speed without

@@ -52,7 +52,7 @@ def place_text_encoder(
     """Choose the backend of an embedding model or reranker and place its bytes, from its header.
 
     The settings' backend; for "auto", llama.cpp if there is a GPU or the native engine lacks the architecture. LoRA
-    adapters need the native engine. With llama.cpp it lies whole on the GPU with the most room, or else in main memory.
+    adapters need the native engine. llama.cpp takes the GPU with the most room, else main memory.
     Of the device settings, only gpu_layers and main_gpu apply. room, gpus: as for localllm.placement.backends.place,
     which also says what is returned if it does not fit. Raises UnsupportedModelError if the choice is the native engine
     and it does not support the architecture, RequestError for adapters on llama.cpp.

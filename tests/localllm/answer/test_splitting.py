@@ -14,6 +14,7 @@ from localllm.answer.splitter import AnswerScope, Splitter
 from localllm.answer.splitting import AnswerSplitter, ThinkingFirst
 from localllm.answer.tool_calls import CallFormat, ToolCall
 from localllm.answer.tool_calls.formats import BARE, FORMATS
+from localllm.answer.tool_calls.reader import LONGEST_WORD
 from localllm.engine.stream import Detokenizer
 from tests.localllm.answer.splitting import split_at
 
@@ -272,6 +273,14 @@ def test_calls_without_the_templates_markers(
     assert [json.loads(delta) for delta in deltas if delta] == [call.arguments for call in found] or one is BARE
     said = "".join(part.text for part in parts if part.kind is PartKind.CONTENT)
     assert said.strip() == content.strip()
+
+
+@pytest.mark.parametrize(("length", "calls"), [(LONGEST_WORD, 1), (LONGEST_WORD + 1, 0)])
+def test_names_of_tags_around_calls_are_bounded_however_they_are_cut(length: int, calls: int) -> None:
+    text = "<{0}>{1}</{0}>".format("x" * length, BERN)
+    for cuts in ([], [*range(len(text))]):
+        parts = split_at(AnswerSplitter(THINK, [HERMES], OFFERED), text, cuts)
+        assert len([call for part in parts for call in part.tool_calls]) == calls
 
 
 @pytest.mark.parametrize("one", [HERMES, MISTRAL, BARE], ids=["tags", "control", "bare"])
