@@ -37,4 +37,11 @@ class TemplateError(LocalLLMError):
 
 
 class PictureError(LocalLLMError):
-    """An image or a sound that a model cannot take: of an unknown format, too large, or damaged."""
+    """An image or a sound that a model cannot take: of an unknown format, too large, or damaged.
+
+    too_long: its tokens and those of the context, if it takes more than all of them.
+    """
+
+    def __init__(self, message: str = "", *, remedy: str = "", too_long: tuple[int, int] | None = None) -> None:
+        self.too_long = too_long
+        super().__init__(message, remedy=remedy)

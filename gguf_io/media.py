@@ -108,7 +108,8 @@ def check_room(what: str, tokens: int, context: int) -> None:
     """Raise PictureError for an "image" or a "sound" that takes more tokens than the context."""
     if tokens >= context:
         less = "Lower image_max_tokens, or send a smaller one" if what == "image" else "Send a shorter one"
-        raise PictureError(f"The {what} takes {tokens:,} tokens, more than the context of {context:,}. {less}.")
+        told = f"The {what} takes {tokens:,} tokens, more than the context of {context:,}. {less}."
+        raise PictureError(told, too_long=(tokens, context))
 
 
 def is_sound(data: bytes) -> bool:

@@ -57,10 +57,11 @@ def render(
         budgets = [budget_of(part.get("detail"), image_tokens, model) for part in newest]
         pairs = zip(newest, budgets, strict=True)
         tokens = sum(model.image_tokens(part["data"], budget, namespace) for part, budget in pairs)
-        if tokens >= model.engine.context:
+        if tokens >= (context := model.engine.context):
             raise PictureError(
                 f"The {len(newest)} images of the last message take {tokens:,} tokens, more than the context of "
-                f"{model.engine.context:,}. Lower image_max_tokens, or send fewer."
+                f"{context:,}. Lower image_max_tokens, or send fewer.",
+                too_long=(tokens, context),
             )
     return RenderedChat(model.tokenizer, model.template, messages, options, see, continues)
 

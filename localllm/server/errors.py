@@ -128,7 +128,7 @@ def refusal_of(error: LocalLLMError) -> Refusal:
         too_long = error.prompt_tokens, error.context_tokens
     elif isinstance(error, InputTooLongError):
         too_long = error.tokens, error.most
-    elif isinstance(error, RemoteError):
+    elif isinstance(error, RemoteError | PictureError):
         too_long = error.too_long
     code = error.code if isinstance(error, ApiError) else None
     return Refusal(status_of(error), message_of(error), too_long, code)

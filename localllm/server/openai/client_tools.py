@@ -53,7 +53,8 @@ def _output(item: Object) -> str:
 def _of_commands(item: Object) -> str:
     """The result of shell commands, one after the other."""
     found = []
-    for one in item.get("output") or ():
+    output = item.get("output") or ()
+    for one in output if isinstance(output, list | tuple) else [output]:
         if not isinstance(one, dict):
             return left_out(str(item["type"])[:64])
         outcome = one.get("outcome")

@@ -97,8 +97,6 @@ async def compact(body: CompactBody, http: Request, service: ServiceDep) -> Obje
     stored, user = stored_of(http)
     given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input
     items = stored.expanded(user, [with_id(item) for item in given or []], body.previous_response_id)
-    if not items:
-        raise ApiError(400, "there is nothing to compact; send input or a previous_response_id")
     request = await to_thread.run_sync(_to_summarise, items, body.instructions)
     async with service.run(body.model, for_user_of(http, [request])) as run:
         await run.finish()
@@ -115,8 +113,11 @@ async def compact(body: CompactBody, http: Request, service: ServiceDep) -> Obje
 
 
 def _to_summarise(items: list[Object], instructions: str | None) -> AnswerRequest:
+    """Raises ApiError 400 for items that no model can read, or none."""
+    if not (said := conversation_of(items)):
+        raise ApiError(400, "there is nothing to compact; send input or a previous_response_id")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    messages = [*system, *conversation_of(items), {"role": "user", "content": _SUMMARISE}]
+    messages = [*system, *said, {"role": "user", "content": _SUMMARISE}]
     return AnswerRequest(
         messages=messages,
         defaults=DEFAULTS,

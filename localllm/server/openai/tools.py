@@ -74,10 +74,12 @@ def toolbox(tools: Sequence[Object], loaded: Sequence[Object] = ()) -> RequestTo
     return RequestTools(functions, known, [name for name in known if name not in names])
 
 
-def full_name(name: str, namespace: str | None) -> str:
-    """A function's name for the model, including its namespace."""
+def full_name(name: str, namespace: Any) -> str:
+    """A function's name for the model, including its namespace. Raises ApiError 400."""
     if not namespace:
         return name
+    if not isinstance(namespace, str):
+        raise ApiError(400, "namespace must be a text")
     return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
 
 
@@ -113,18 +115,18 @@ def with_choice(box: RequestTools, choice: str | Object | None) -> Object:
 
 
 def _chosen_name(choice: Object) -> str | None:
-    if choice.get("type") in KINDS:
-        return str(choice["type"])
+    if (kind := str(choice.get("type"))) in KINDS:
+        return kind
     inner = choice.get("function") or choice.get("custom") or choice
     name = inner.get("name") if isinstance(inner, dict) else None
     return full_name(name, choice.get("namespace")) if isinstance(name, str) else None
 
 
-def _flattened(tools: Sequence[Any], namespace: str | None) -> Iterator[tuple[ClientTool, Object]]:
+def _flattened(tools: Any, namespace: str | None) -> Iterator[tuple[ClientTool, Object]]:
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
+        raise ApiError(400, "tools must be a list of objects")
     for tool in tools:
-        if not isinstance(tool, dict):
-            raise ApiError(400, "tools must be objects")
-        kind = tool.get("type", "function")
+        kind = str(tool.get("type") or "function")
         inner = tool.get(kind) if kind in ("function", "custom") else None
         about: Object = inner if isinstance(inner, dict) else tool
         if kind == "namespace":

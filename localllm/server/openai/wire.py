@@ -187,13 +187,16 @@ def _parsed(schema: str) -> Any:
     return parsed
 
 
-def format_of(response_format: Object | None) -> Any:
+def format_of(given: Any) -> Any:
     """The format of a `response_format`, or of the `text.format` of responses. Raises ApiError 400.
 
     llama.cpp's form, type json_object with a schema, is accepted too.
     """
-    kind = (response_format or {}).get("type", "text")
-    if response_format is None or kind == "text":
+    if given is None:
+        return None
+    response_format: Object = given if isinstance(given, dict) else {"type": None}
+    kind = response_format.get("type", "text")
+    if kind == "text":
         return None
     if kind == "json_object" and response_format.get("schema") is None:
         return "json"

@@ -123,8 +123,9 @@ def test_a_compacted_conversation_continues(gpt: openai.OpenAI) -> None:
     foreign = {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAA"}
     answer = gpt.responses.create(model="scripted", input=[foreign, {"role": "user", "content": "Hi"}])  # type: ignore[list-item]
     assert answer.warnings == ["Ignored: input item of type 'compaction'."]  # type: ignore[attr-defined]
-    with pytest.raises(openai.BadRequestError, match="nothing to compact"):
-        gpt.responses.compact(model="scripted")
+    for nothing in ("", [foreign], [{"type": "web_search_call", "id": "ws_1"}]):
+        with pytest.raises(openai.BadRequestError, match="nothing to compact"):
+            gpt.responses.compact(model="scripted", input=nothing)  # type: ignore[arg-type]
 
 
 def test_a_conversation_longer_than_the_context_is_compacted(server: Server) -> None:

@@ -1,14 +1,19 @@
 """A prompt that is too long is refused in words by which programs of each protocol shorten the conversation."""
 
+import base64
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import openai
 import pytest
+from tests.gpu_offload.projector_files import png
+from tests.models.vision.projectors import write_vision
 
 from localllm.remote.connection import _too_long
 from localllm.server.errors import InputTooLongError, Refusal, refusal_of
@@ -83,6 +88,99 @@ def test_llama_server(small: Server, path: str, body: dict[str, Any]) -> None:
 def test_ollama(small: Server) -> None:
     _, message = refused(small, "/api/chat", {**CHAT, "truncate": False})
     assert "exceeds the context length" in message and PI.search(message)
+
+
+TOOL: dict[str, Any] = {"name": "weigh", "description": "Weighs a thing. " * 200}
+PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"thing": {"type": "string"}}}
+SHORT = {"messages": [{"role": "user", "content": "Weigh it."}]}
+FUNCTION = {**TOOL, "parameters": PARAMETERS}
+# What only the tools make too long, and what each protocol says first.
+WITH_TOOLS: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "/v1/messages",
+        {**SHORT, "max_tokens": 9, "tools": [{**TOOL, "input_schema": PARAMETERS}]},
+        "prompt is too long: ",
+    ),
+    (
+        "/v1/chat/completions",
+        {**SHORT, "tools": [{"type": "function", "function": FUNCTION}]},
+        "This model's maximum context length is 512 tokens. However, your messages resulted in ",
+    ),
+    (
+        "/v1/responses",
+        {"input": "Weigh it.", "tools": [{"type": "function", **FUNCTION}]},
+        "This model's maximum context length is 512 tokens. However, your messages resulted in ",
+    ),
+    (
+        "/api/chat",
+        {**SHORT, "tools": [{"type": "function", "function": FUNCTION}], "truncate": False},
+        "the input length exceeds the context length ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "words"), WITH_TOOLS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("forced", [False, True])
+def test_tools_count(small: Server, path: str, body: dict[str, Any], words: str, stream: bool, forced: bool) -> None:
+    choice: Any = {"type": "any"} if "v1/messages" in path else "required"
+    _, message = refused(small, path, body | {"stream": stream} | ({"tool_choice": choice} if forced else {}))
+    assert message.startswith(words) and PI.search(message)
+
+
+# A short prompt, and a limit of the answer beyond the context: the answer is shorter, and nothing is refused.
+BEYOND: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {**SHORT, "max_tokens": 90_000}),
+    ("/v1/chat/completions", {**SHORT, "max_tokens": 90_000}),
+    ("/v1/chat/completions", {**SHORT, "max_completion_tokens": MOST}),
+    ("/v1/completions", {"prompt": "Once", "max_tokens": 90_000}),
+    ("/v1/responses", {"input": "Weigh it.", "max_output_tokens": 90_000}),
+    ("/completion", {"prompt": "Once", "n_predict": 90_000}),
+    ("/api/chat", {**SHORT, "options": {"num_predict": 90_000}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BEYOND)
+def test_a_limit_of_the_answer_beyond_the_context_is_no_error(small: Server, path: str, body: dict[str, Any]) -> None:
+    for stream in (False, True):
+        answer = httpx.post(small.url + path, json={"model": "small", "stream": stream, **body}, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+
+
+def test_pictures_count(start_server: StartServer, model_files: Path, tmp_path: Path) -> None:
+    """Each protocol refuses in its words what only pictures make too long: of all messages, of the last one, or one."""
+    shutil.copyfile(model_files / "stories260K-F32.gguf", tmp_path / "seer.gguf")
+    write_vision(tmp_path / "mmproj-seer.gguf", "gemma4uv")
+    data = base64.b64encode(png(1)).decode()
+    url = f"data:image/png;base64,{data}"
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    part = {"type": "image_url", "image_url": {"url": url}}
+    reply = {"role": "assistant", "content": "I see."}
+    with start_server("--model", str(tmp_path / "seer.gguf"), "--ctx", "256", models=()) as server:
+        for tokens, counts in ((150, (1, 1)), (150, (2,)), (600, (1,))):
+
+            def seen(one: Any, counts: tuple[int, ...] = counts) -> list[Any]:
+                asked = [{"role": "user", "content": [one] * count} for count in counts]
+                return [message for ask in asked for message in (ask, reply)][:-1]
+
+            budget = {"model": "seer", "image_min_tokens": tokens, "image_max_tokens": tokens}
+            images = [
+                message | ({"content": "?", "images": [data] * len(message["content"])} if message is not reply else {})
+                for message in seen(block)
+            ]
+            bodies: list[tuple[str, dict[str, Any]]] = [
+                ("/v1/messages", {"messages": seen(block), "max_tokens": 9}),
+                ("/v1/chat/completions", {"messages": seen(part)}),
+                ("/v1/responses", {"input": seen({"type": "input_image", "image_url": url})}),
+                ("/api/chat", {"messages": images, "truncate": False, "options": budget}),
+            ]
+            for path, body in bodies:
+                for stream in (False, True):
+                    error, message = refused(server, path, {**budget, "stream": stream, **body})
+                    assert PI.search(message) or CLAUDE.search(message), message
+                    if "/v1/" in path and "messages" not in path:
+                        assert error["code"] == "context_length_exceeded" and error["n_ctx"] == 256
+                        assert 250 < error["n_prompt_tokens"] < 640
 
 
 def test_a_request_limit_is_reported_as_the_context(small: Server) -> None:
