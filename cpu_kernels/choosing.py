@@ -10,7 +10,7 @@ until it is short enough to sort. Any sample gives the same result.
 
 Where few candidates have most of the mass, as with trained models, filters look at these alone (`_near`). The mass of
 the others is summed up in single precision, and its error is bounded. Where the error could change what is kept, the
-filter starts again with all candidates, in double precision.
+filter starts again with all candidates, in double precision. The draw and XTC sum up weights in the same way.
 """
 
 import math
@@ -120,6 +120,10 @@ _FEW = 8
 _FARTHEST = 80.0
 # Relative errors of sums in single precision, at distance 0 and more for each unit of it; and in double precision.
 _ERROR, _ERROR_BY_DISTANCE, _SUM_ERROR = 2e-6, 2e-7, 1e-12
+# The same of weights that are summed in groups, for each power of 2; powers and factors that single precision has.
+_ROUGH, _ROUGH_BY_POWER, _LEAST_POWER, _LARGEST_FACTOR = 4e-7, 1.3e-7, np.float32(-126.0), 1e30
+# Candidates whose weights are summed in single precision.
+_GROUP = 64
 # Relative error of keys in single precision and of a bound that they are compared with.
 _KEY_ERROR = 2.5e-7
 # What is known of far candidates: sums of mass, of mass times distance and times its square, and the least distance.
@@ -131,7 +135,8 @@ class Rule(IntEnum):
     """Indices of doubles that say how a token is chosen; names and neutral values are llama.cpp's.
 
     MIN_P: the logarithm of the share, minus infinity for none. XTC: the threshold if the coin says to apply it, else a
-    number above 1. MIROSTAT: the bound of the surprise in bits, 0 for none. UNIFORM: a random number in [0, 1).
+    number above 1. MIROSTAT: the bound of the surprise in bits, 0 for none. UNIFORM: a random number in [0, 1). TOTAL:
+    1 to get Choice.TOTAL.
     """
 
     TEMPERATURE = 0
@@ -146,15 +151,16 @@ class Rule(IntEnum):
     MIN_KEEP = 9
     MIROSTAT = 10
     UNIFORM = 11
-    SIZE = 12
+    TOTAL = 12
+    SIZE = 13
 
 
 class Choice(IntEnum):
     """Indices of doubles that the kernel returns.
 
     HIGHEST: the highest logit, NaN if any is NaN. TOKEN: -1 if none is possible. Above temperature 0 also KEPT: from
-    how many candidates it was drawn; TOP, FACTOR and TOTAL: their weights are 2 ** ((logit - TOP) * FACTOR), and their
-    sum.
+    how many candidates it was drawn; TOP and FACTOR: their weights are 2 ** ((logit - TOP) * FACTOR). TOTAL, if asked
+    for: the sum of exp(logit - HIGHEST) of all candidates, before any filter, with a relative error of about 1e-7.
     """
 
     HIGHEST = 0
@@ -320,6 +326,29 @@ def _weigh(x: int, n: int, top: float, factor: float, parts: int) -> float:
         put_f64(parts + begin // _PART * 8, of_part)
         total += of_part
     return total
+
+
+@inner
+def _weigh_roughly(x: int, n: int, top: float, factor: float, parts: int) -> Any:
+    """As _weigh, in single precision if there are many candidates; returns the sum, and the bound of its error."""
+    if n < MANY or factor > _LARGEST_FACTOR:
+        return _weigh(x, n, top, factor, parts), 0.0
+    highest, scale, least = splat_f32(np.float32(top)), splat_f32(np.float32(-factor)), splat_f32(_LEAST_POWER)
+    total, moment = 0.0, zero_f64()
+    for begin in range(0, n, _PART):
+        part, moments = zero_f64(), zero_f32()
+        for group in range(begin, min(n, begin + _PART), _GROUP):
+            weights = zero_f32()
+            for i in range(group, min(n, group + _GROUP), 16):
+                powers = max_f32(mul_f32(sub_f32(highest, _block(x, n, i)), scale), least)
+                weight = exp2_f32(powers)
+                weights, moments = add_f32(weights, weight), fma(weight, powers, moments)
+            part = add_f64(part, widen_f64(weights))
+        of_part = sum_f64(part)
+        put_f64(parts + begin // _PART * 8, of_part)
+        total += of_part
+        moment = add_f64(moment, widen_f64(moments))
+    return total, _ROUGH * total - _ROUGH_BY_POWER * sum_f64(moment)
 
 
 @inner
@@ -605,14 +634,31 @@ def _keep_share(x: int, ids: int, n: int, how: Any, share: Any, min_keep: int, f
 
 
 @inner
-def _keep_typical(x: int, ids: int, n: int, top: float, typical_p: float, min_keep: int, far: Any, places: Any) -> int:
-    """Keep those whose surprise is nearest to the entropy (arXiv:2202.00666); returns how many, or as _keep_share."""
-    if _count_above(x, n, top - _IMPOSSIBLE) < n:
-        n = _keep_above(x, ids, n, top - _IMPOSSIBLE, places)
-        x, ids = places[0], places[1]
-    mean, mass = _mean_distance(x, n, top)
-    middle = (mean * mass + far[1]) / (mass + far[0])
-    return _keep_share(x, ids, n, (1, _WEIGHED, top, middle), (typical_p, 1), min_keep, far, places)
+def _keep_order(
+    x: int, ids: int, n: int, top: float, share: float, typical: int, min_keep: int, far: Any, places: Any
+) -> int:
+    """Keep the most probable, or those with a surprise near the entropy; returns how many, or as _keep_share."""
+    middle = 0.0
+    if typical != 0:
+        if _count_above(x, n, top - _IMPOSSIBLE) < n:
+            n = _keep_above(x, ids, n, top - _IMPOSSIBLE, places)
+            x, ids = places[0], places[1]
+        mean, mass = _mean_distance(x, n, top)
+        middle = (mean * mass + far[1]) / (mass + far[0])
+    return _keep_share(x, ids, n, (typical, _WEIGHED, top, middle), (share, typical), min_keep, far, places)
+
+
+@inner
+def _keep_mass(x: int, ids: int, n: int, top: float, share: float, typical: int, min_keep: int, places: Any) -> int:
+    """Top-p (arXiv:1904.09751), or typical-p (arXiv:2202.00666): returns how many are kept.
+
+    Near candidates are looked at first, and all if those cannot decide.
+    """
+    near, far = _near(x, ids, n, top, (1.0 + share) / 2.0 if typical != 0 else share, min_keep, places)
+    kept = -1
+    if near > 0:
+        kept = _keep_order(places[6][0], places[6][1], near, top, share, typical, 1, far, places)
+    return kept if kept > 0 else _keep_order(x, ids, n, top, share, typical, min_keep, _NONE_FAR, places)
 
 
 @inner
@@ -666,27 +712,33 @@ def _keep_listed(ids: int, count: int, how: Any, some: int, places: Any) -> int:
 
 
 @inner
-def _exclude_top(x: int, ids: int, n: int, top: float, threshold: float, min_keep: int, places: Any) -> int:
-    """Drop all tokens that reach the threshold, except the least probable of them; returns how many are left.
+def _exclude_top(x: int, ids: int, n: int, top: float, threshold: float, min_keep: int, places: Any) -> Any:
+    """Drop all tokens that reach the threshold, except the least probable of them.
 
-    XTC, "exclude top choices" (text-generation-webui pull request 6335).
+    XTC, "exclude top choices" (text-generation-webui pull request 6335). Returns how many are left, and the highest.
     """
-    total, listed = _weigh(x, n, top, _LOG2E, places[4]), places[2]
+    listed, how = places[2], (0, _WEIGHED, top, 0.0)
+    total, doubt = _weigh_roughly(x, n, top, _LOG2E, places[4])
     lower = top - 1e-3 + math.log(threshold * total) if threshold > 0.0 else -math.inf
-    count = _list(x, n, (0, _WEIGHED, top, 0.0), _INFINITY, np.float32(lower - 1e-6 * abs(lower)), listed)
-    _clear_marks(n, places)
+    count = _list(x, n, how, _INFINITY, np.float32(lower - 1e-6 * abs(lower)), listed)
+    for j in range(count):
+        if abs(get_f64(listed[3] + 8 * j) - threshold * total) <= threshold * doubt and doubt > 0.0:
+            total, doubt = _weigh(x, n, top, _LOG2E, places[4]), 0.0
     reaching, least, last = 0, 2.0, -1
     for j in range(count):
-        weight, position = get_f64(listed[3] + 8 * j), get_i32(listed[0] + 4 * j)
+        weight = get_f64(listed[3] + 8 * j)
         if weight / total >= threshold:
             reaching += 1
-            put_u8(places[3] + position, 1)
             if weight <= least:
-                least, last = weight, position
+                least, last = weight, j
     if reaching < 2 or n - reaching + 1 < min_keep:
-        return n
-    put_u8(places[3] + last, 0)
-    return _keep_marked(x, ids, n, (0, _WEIGHED, top, 0.0), _INFINITY, 0, places)
+        return n, top
+    _clear_marks(n, places)
+    for j in range(count):
+        if get_f64(listed[3] + 8 * j) / total >= threshold and j != last:
+            put_u8(places[3] + get_i32(listed[0] + 4 * j), 1)
+    highest = float(get_f32(listed[1] + 4 * last))
+    return _keep_marked(x, ids, n, how, _INFINITY, 0, places), highest
 
 
 @inner
@@ -727,16 +779,17 @@ def _first_of(x: int, n: int, value: Any) -> int:
 
 
 @inner
-def _draw(x: int, n: int, how: Any, goal: float, places: Any) -> int:
+def _find(x: int, n: int, how: Any, goal: float, places: Any) -> Any:
     """The position where the cumulative sum of weights passes the goal; never one with weight 0.
 
-    how: the highest logit, and the factor.
+    how: the highest logit, and the factor. Also returns how far the sums before and after it are from the goal. If the
+    parts' sums are rough, the position may be -1.
     """
-    weights, parts, part, mass, found = places[2][3], places[4], 0, 0.0, -1
+    weights, parts, part, mass, found, last = places[2][3], places[4], 0, 0.0, -1, 0.0
     while part < (n - 1) // _PART and mass + get_f64(parts + 8 * part) <= goal:
         mass += get_f64(parts + 8 * part)
         part += 1
-    while found < 0:
+    while found < 0 and part >= 0:
         begin = part * _PART
         end = min(n, begin + _PART)
         for i in range(begin, end, 16):
@@ -746,9 +799,20 @@ def _draw(x: int, n: int, how: Any, goal: float, places: Any) -> int:
             weight = get_f64(weights + 8 * (i - begin))
             if weight > 0.0:
                 mass += weight
-                found = i
+                found, last = i, weight
             i += 1
         part -= 1  # if sums were rounded down, the last that is possible lies in an earlier part
+    return found, goal - mass + last, mass - goal
+
+
+@inner
+def _draw(x: int, n: int, how: Any, uniform: float, places: Any) -> int:
+    """The position that a number in [0, 1) stands for."""
+    total, doubt = _weigh_roughly(x, n, how[0], how[1], places[4])
+    found, before_it, after_it = _find(x, n, how, uniform * total, places)
+    if doubt > 0.0 and min(before_it, after_it) <= doubt * max(uniform, 1.0 - uniform):
+        total = _weigh(x, n, how[0], how[1], places[4])
+        found = _find(x, n, how, uniform * total, places)[0]
     return found
 
 
@@ -757,7 +821,6 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
     """Apply the filters in llama.cpp's order; returns the logits, ids, number and highest logit of the candidates."""
     top, min_keep = float(highest), int(get_f64(rules + 8 * Rule.MIN_KEEP))
     own, own_ids = places[0], places[1]
-    near_x, near_ids = places[6]
     sigmas, top_k = get_f64(rules + 8 * Rule.TOP_N_SIGMA), get_f64(rules + 8 * Rule.TOP_K)
     typical_p, top_p = get_f64(rules + 8 * Rule.TYPICAL_P), get_f64(rules + 8 * Rule.TOP_P)
     min_p, xtc = get_f64(rules + 8 * Rule.MIN_P), get_f64(rules + 8 * Rule.XTC)
@@ -770,17 +833,12 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
     if top_k > 0.0 and top_k < n:
         n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (top_k, 0), 1, _NONE_FAR, places)
         x, ids = own, own_ids
-    if typical_p < 1.0:  # arXiv:2202.00666
-        near, far = _near(x, ids, n, top, (1.0 + typical_p) / 2.0, min_keep, places)
-        kept = _keep_typical(near_x, near_ids, near, top, typical_p, 1, far, places) if near > 0 else -1
-        n = kept if kept > 0 else _keep_typical(x, ids, n, top, typical_p, min_keep, _NONE_FAR, places)
+    if typical_p < 1.0:
+        n = _keep_mass(x, ids, n, top, typical_p, 1, min_keep, places)
         x, ids = own, own_ids
         top = float(_extremes(x, n)[0])
-    if top_p < 1.0:  # arXiv:1904.09751
-        how, share = (0, _WEIGHED, top, 0.0), (top_p, 0)
-        near, far = _near(x, ids, n, top, top_p, min_keep, places)
-        kept = _keep_share(near_x, near_ids, near, how, share, 1, far, places) if near > 0 else -1
-        n = kept if kept > 0 else _keep_share(x, ids, n, how, share, min_keep, _NONE_FAR, places)
+    if top_p < 1.0:
+        n = _keep_mass(x, ids, n, top, top_p, 0, min_keep, places)
         x, ids = own, own_ids
     if min_p > -math.inf:  # arXiv:2407.01082
         bound = top + min_p
@@ -791,10 +849,9 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
             n = _keep_above(x, ids, n, bound, places)
         x, ids = own, own_ids
     if xtc <= 1.0:
-        kept = _exclude_top(x, ids, n, top, xtc, min_keep, places)
+        kept, top = _exclude_top(x, ids, n, top, xtc, min_keep, places)
         if kept < n:
             n, x, ids = kept, own, own_ids
-            top = float(_extremes(x, n)[0])
     return x, ids, n, top
 
 
@@ -814,12 +871,13 @@ def _choose(x: int, ids: int, n: int, highest: Any, rules: int, choice: int, pla
     if get_f64(rules + 8 * Rule.TEMPERATURE) == 0.0:
         position = _first_of(x, n, highest)
     else:
+        if get_f64(rules + 8 * Rule.TOTAL) != 0.0:
+            put_f64(choice + 8 * Choice.TOTAL, _weigh_roughly(x, n, top, _LOG2E, places[4])[0])
         if mu == 0.0:
             x, ids, n, top = _filtered(x, ids, n, highest, rules, places)
         factor = _LOG2E / _temperature(x, n, top, rules)
-        total = _weigh(x, n, top, factor, places[4])
         if mu != 0.0:  # Mirostat 2 (arXiv:2007.14966)
-            surprise = _LOG2E * math.log(total)
+            surprise = _LOG2E * math.log(_weigh(x, n, top, factor, places[4]))
             if surprise <= mu:
                 n = _keep_above(x, ids, n, top + (surprise - mu - _ROUNDING) / factor, places)
             else:
@@ -827,16 +885,14 @@ def _choose(x: int, ids: int, n: int, highest: Any, rules: int, choice: int, pla
                 put_u8(places[3] + _first_of(x, n, highest), 1)
                 n = _keep_marked(x, ids, n, (0, _COUNTED, top, 0.0), _INFINITY, 1, places)
             x, ids = places[0], places[1]
-            total = _weigh(x, n, top, factor, places[4])
-        position = _draw(x, n, (top, factor), get_f64(rules + 8 * Rule.UNIFORM) * total, places)
+        position = _draw(x, n, (top, factor), get_f64(rules + 8 * Rule.UNIFORM), places)
         put_f64(choice + 8 * Choice.KEPT, float(n))
         put_f64(choice + 8 * Choice.TOP, top)
         put_f64(choice + 8 * Choice.FACTOR, factor)
-        put_f64(choice + 8 * Choice.TOTAL, total)
     put_f64(choice + 8 * Choice.TOKEN, float(position if ids == 0 else get_i32(ids + 4 * position)))
 
 
-_NEUTRAL = [0.8, 0, 1, 0, 0, 1, 1, -math.inf, 2, 1, 0, 0.6]
+_NEUTRAL = [0.8, 0, 1, 0, 0, 1, 1, -math.inf, 2, 1, 0, 0.6, 0]
 
 
 def _choose_samples() -> Iterator[Sample]:
@@ -850,7 +906,12 @@ def _choose_samples() -> Iterator[Sample]:
         {Rule.TOP_N_SIGMA: 1.0},
         {Rule.MIROSTAT: 5.0},
     ]
-    many: list[dict[Rule, float]] = [{Rule.TOP_P: 0.9}, {Rule.TYPICAL_P: 0.9}, {Rule.TOP_K: 20}]
+    many: list[dict[Rule, float]] = [
+        {Rule.TOP_P: 0.9},
+        {Rule.TYPICAL_P: 0.9},
+        {Rule.TOP_K: 20},
+        {Rule.XTC: 0.001, Rule.TOTAL: 1},
+    ]
     for number, change in enumerate([*changes, *many]):
         count = 70 if number < len(changes) else MANY + 5
         s = Sample(scratch=memory_bytes(count))

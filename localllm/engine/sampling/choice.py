@@ -57,10 +57,10 @@ class Candidates:
 class Chooser:
     """Chooses tokens by the same rules. Not thread-safe; choosers on one thread share its memory.
 
-    operation: address of the operation that `run` runs.
+    operation: address of the operation that `run` runs. total: log_total is needed, which takes a pass over all logits.
     """
 
-    def __init__(self, params: SamplingParams, vocab_size: int) -> None:
+    def __init__(self, params: SamplingParams, vocab_size: int, total: bool = False) -> None:
         self.vocab_size = vocab_size
         self._params = params
         self._rules = np.zeros(int(Rule.SIZE))
@@ -75,6 +75,7 @@ class Chooser:
             Rule.TOP_P: params.top_p,
             Rule.MIN_P: float(np.log(params.min_p)) if params.min_p > 0 else -math.inf,
             Rule.MIN_KEEP: params.min_keep,
+            Rule.TOTAL: total,
         }
         for rule, value in rules.items():
             self._rules[rule] = value
@@ -138,11 +139,8 @@ class Chooser:
 
     @property
     def log_total(self) -> float:
-        """The logarithm of the sum of the exponentials of all logits that the last choice was drawn from.
-
-        Only at temperature 1.
-        """
-        return float(self._choice[Choice.TOP]) + math.log(self._choice[Choice.TOTAL])
+        """The logarithm of the sum of the exponentials of all logits of the last choice, in which none was masked."""
+        return float(self._choice[Choice.HIGHEST]) + math.log(self._choice[Choice.TOTAL])
 
     def candidates(self, logits: NDArray[np.float32]) -> Candidates:
         """What the last token was drawn from, above temperature 0. logits: those it was chosen by.

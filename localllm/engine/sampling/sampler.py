@@ -214,14 +214,10 @@ def token_logprob(logits: NDArray[np.float32], token_id: int, top: int) -> Token
 
     Computed from the model's own logits, before bias, masks and filters. Ties go to the lowest id.
     """
-    every = Chooser(_PLAIN, logits.size)
-    every.choose(logits, None, 0.0, 0.0)
-    total, others = every.log_total, []
-    if top:
-        best = Chooser(replace(_PLAIN, top_k=top), logits.size)
-        best.choose(logits, None, 0.0, 0.0)
-        ids = best.candidates(logits).ids
-        others = ids[(-logits[ids]).argsort(kind="stable")].tolist()
+    best = Chooser(replace(_PLAIN, top_k=max(top, 1)), logits.size, total=True)
+    best.choose(logits, None, 0.0, 0.0)
+    total, ids = best.log_total, best.candidates(logits).ids
+    others = ids[(-logits[ids]).argsort(kind="stable")][:top].tolist()
     return TokenLogprob(
         token_id, float(logits[token_id]) - total, tuple((other, float(logits[other]) - total) for other in others)
     )

@@ -185,3 +185,33 @@ def test_shares_that_are_hardly_reached(name: str, share: float, off: float) -> 
         chooser = Chooser(params, logits.size)
         chooser.choose(logits, None, 0.5, 0.5)
         assert chooser.candidates(logits).ids.tolist() == np.sort(order[: last + (1 if off < 0 else 2)]).tolist()
+
+
+def probabilities_of(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
+@pytest.mark.parametrize("off", [-1e-10, 1e-10])
+@pytest.mark.parametrize("kind", ["peaked", "two levels", "outlier"])
+def test_draws_beside_the_border_of_two_tokens(kind: str, off: float) -> None:
+    logits = made(kind, 20_000)
+    chooser = Chooser(SamplingParams(**NEUTRAL), logits.size)
+    probabilities = probabilities_of(logits)
+    masses = np.cumsum(probabilities)
+    for token in np.argsort(-probabilities)[:20]:
+        uniform = float(masses[token] + off)
+        if 0 < uniform < 1:
+            assert chooser.choose(logits, None, uniform, 0.5) == masses.searchsorted(uniform, side="right")
+
+
+@pytest.mark.parametrize("off", [-1e-9, 1e-9])
+def test_xtc_with_a_threshold_that_is_hardly_reached(off: float) -> None:
+    logits = made("peaked", 20_000)
+    probabilities = probabilities_of(logits)
+    order = np.argsort(-probabilities)
+    threshold = float(probabilities[order[5]] * (1 + off))
+    chooser = Chooser(SamplingParams(**NEUTRAL, xtc_probability=1.0, xtc_threshold=threshold), logits.size)
+    chooser.choose(logits, None, 0.5, 0.5)
+    dropped = order[: 5 if off < 0 else 4]
+    assert chooser.candidates(logits).ids.tolist() == np.setdiff1d(np.arange(logits.size), dropped).tolist()
