@@ -129,5 +129,6 @@ def numbers(text: str, option: str, kind: type[N], least: float, most: float = m
     if not found or not all(least <= number <= most for number in found):
         bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:,}"
         what = "whole numbers" if kind is int else "numbers"
-        raise RequestError(f"{option} is {text!r}; use {what} {bounds}, separated by commas, such as 1,2,4.")
+        example = ",".join(f"{factor * max(least, 1):g}" for factor in (1, 2, 4) if factor * max(least, 1) <= most)
+        raise RequestError(f"{option} is {text!r}; use {what} {bounds}, separated by commas, such as {example}.")
     return found

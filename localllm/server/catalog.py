@@ -25,7 +25,7 @@ from localllm.library.names import ModelName, without_suffix
 from localllm.library.places import Places
 from localllm.library.summary import ModelSummary, summarize
 from localllm.placement.companions import projector_of
-from localllm.server.errors import ApiError, ModelNotFoundError
+from localllm.server.errors import AdapterNotFoundError, ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
 from localllm.server.served import ModelAbout, ModelDescription
 from localllm.settings import Settings, parse_lora
@@ -101,10 +101,14 @@ class Catalog:
             base, _, adapter = name.rpartition(":")
             with suppress(library_errors.ModelNotFoundError, library_errors.LibraryError):
                 entry = _entry(named(base, self.settings, self._served))
-                for number, (known, weight) in enumerate(adapters_of(entry, self.settings.lora)):
+                found = adapters_of(entry, self.settings.lora)
+                for number, (known, weight) in enumerate(found):
                     if known == adapter:
                         behaviour = replace(entry.behaviour, adapters=((number, weight or 1.0),))
                         return replace(entry, behaviour=behaviour, adapter=adapter)
+                if found:
+                    names = ", ".join(known for known, _ in found)
+                    raise AdapterNotFoundError(name, f'"{base}" has no adapter "{adapter}"; it has {names}') from None
             parse_name(name)
             raise ModelNotFoundError(name) from None
 

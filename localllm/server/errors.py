@@ -92,8 +92,12 @@ class ApiError(LocalLLMError):
 class ModelNotFoundError(ApiError):
     """No model has this name: 404."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(404, f"model '{name}' not found", "model_not_found")
+    def __init__(self, name: str, message: str = "") -> None:
+        super().__init__(404, message or f"model '{name}' not found", "model_not_found")
+
+
+class AdapterNotFoundError(ModelNotFoundError):
+    """A model that is there has no adapter of this name: 404, for which no other model may answer."""
 
 
 class InputTooLongError(ApiError):

@@ -25,7 +25,7 @@ from localllm.library.names import BUILT_IN, plain
 from localllm.remote.connection import RemoteError
 from localllm.server.bodies import IGNORED
 from localllm.server.contents import with_few_images
-from localllm.server.errors import ApiError, ModelNotFoundError
+from localllm.server.errors import AdapterNotFoundError, ApiError, ModelNotFoundError
 from localllm.server.fallbacks import goes_to_the_next
 from localllm.server.keys import CLIENT, namespace_of
 from localllm.server.limits import MAX_PREPARING
@@ -255,6 +255,8 @@ class Service:
         if name:
             try:
                 await self.find(name)
+            except AdapterNotFoundError:
+                raise
             except ModelNotFoundError:
                 # Not `listed`: a file that cannot be read at this moment must not make another model the only one.
                 known = {*await to_thread.run_sync(self.models.names), *self.options.fallbacks} - {BUILT_IN}

@@ -1,7 +1,9 @@
 """Requests that select LoRA adapters of a running server."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +16,15 @@ from tests.waiting import PATIENCE_S
 pytestmark = [pytest.mark.slow, pytest.mark.oracle, llama_oracle.needs_llama]
 MODEL = "stories260K-F32"
 PROMPT = "Once upon a time"
+CHAT = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def tuned(start_server: StartServer, model_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    factors = lora_files.factors(model_files / f"{MODEL}.gguf", 3)
+    file = lora_files.write(tmp_path_factory.mktemp("adapters") / "tuned.gguf", factors)
+    with start_server("--lora", f"{file}:0", models=(MODEL,), LOCALLLM_BACKEND="native") as server:
+        yield server
 
 
 def weigh_adapters(server: Server, ask: Callable[..., httpx.Response], expected: Mapping[str, str]) -> None:
@@ -103,3 +114,37 @@ def test_each_request_uses_the_adapters_it_names(
             assert answer.json()["response"].strip() == expected[name], name
         (row,) = httpx.get(f"{server.url}/api/ps", timeout=PATIENCE_S).json()["models"]
         assert row["backend"] == ("llama.cpp" if backend == "llama" else "native")
+
+
+@pytest.mark.parametrize(
+    ("route", "asked", "path"),
+    [
+        ("/api/generate", {"prompt": PROMPT, "stream": False}, ("response",)),
+        ("/api/chat", {"messages": CHAT, "stream": False}, ("message", "content")),
+        ("/v1/completions", {"prompt": PROMPT}, ("choices", 0, "text")),
+        ("/v1/chat/completions", {"messages": CHAT}, ("choices", 0, "message", "content")),
+        ("/v1/responses", {"input": PROMPT}, ("output", 0, "content", 0, "text")),
+        ("/v1/messages", {"messages": CHAT}, ("content", 0, "text")),
+        ("/completion", {"prompt": PROMPT}, ("content",)),
+    ],
+)
+def test_every_protocols_route_takes_an_adapter_by_name(
+    tuned: Server, route: str, asked: dict[str, Any], path: tuple[Any, ...]
+) -> None:
+    """In routes that have the field lora, by that too; a name that is no adapter's is not found."""
+    options = {"num_predict": 8, "temperature": 0}
+    limits = {"max_tokens": 8, "max_output_tokens": 8, "n_predict": 8, "temperature": 0, "options": options}
+
+    def ask(model: str, **more: object) -> httpx.Response:
+        return httpx.post(f"{tuned.url}{route}", json={**limits, **asked, "model": model, **more}, timeout=PATIENCE_S)
+
+    def text(answer: httpx.Response) -> str:
+        return str(reduce(lambda part, name: part[name], path, answer.json()))
+
+    changed = text(ask(f"{MODEL}:tuned"))
+    assert text(ask(MODEL)) != changed
+    lora = {"lora": [{"id": 0, "scale": 1}]}
+    if route != "/v1/responses":
+        assert text(ask(MODEL, **({"options": options | lora} if route.startswith("/api/") else lora))) == changed
+    absent = ask(f"{MODEL}:absent")
+    assert absent.status_code == 404 and "it has tuned" in absent.text
