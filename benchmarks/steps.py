@@ -3,11 +3,12 @@
     steps.py MODEL.gguf [--shape 7b] [--sequences 1,4,8,16] [--tokens 200] [--rounds 3] [--greedy] [--no-server]
     steps.py MODEL.gguf --profile 16
 
-The device is a runner that sleeps for a step's time and returns logits of 32,000 words: a GPU that takes no processor
-time. --shape: of the models whose steps were timed on an H100. Of MODEL only the tokenizer is used. "outside" is the
-time for which the device waits between two steps, and "of it working" the processor time of the engine's thread in it,
-which other programs on the machine hardly change; "processor" is the process's time per step, with the readers'. With
-the server, as many clients stream from `localllm serve` on the same runner; their rate is compared with the engine's.
+The device is a runner that sleeps for a step's time and returns logits of 32,000 words, or as many as the tokenizer
+has if these are more: a GPU that takes no processor time. --shape: of the models whose steps were timed on an H100.
+Of MODEL only the tokenizer is used. "outside" is the time for which the device waits between two steps, "of it
+working" the engine's thread's processor time in it, which other programs hardly change, "processor" the process's
+time per step, with the readers'. With the server, as many clients stream from `localllm serve` on the same runner;
+their rate is compared with the engine's.
 """
 
 import argparse
@@ -71,19 +72,19 @@ class Times:
 class SleepingRunner(SimulatedRunner):
     """A device that takes a shape's time for a step, and none of the processor's."""
 
-    def __init__(self, shape: str, impossible: Sequence[int]) -> None:
-        """impossible: tokens that are never chosen, such as ends of turns. shape: "" takes no time."""
+    def __init__(self, shape: str, words: int, usable: int, ends: Sequence[int]) -> None:
+        """words: logits of a row. Tokens from `usable` on, and ends, are never chosen. shape: "" takes no time."""
         no_time = Curve(((1, 0.0),))
         super().__init__(StepTimes(no_time, no_time), VirtualClock(), pages=16_384, context=32_768)
-        self.info = replace(self.info, backend="sleeping", vocab_size=WORDS, computes_aside=True)
+        self.info = replace(self.info, backend="sleeping", vocab_size=words, computes_aside=True)
         self._step_ms = SHAPES.get(shape, {1: 0.0})
         self.times = Times()
         random = np.random.default_rng(1)
         # A few likely tokens above many unlikely ones, as models have them.
-        self._pool = random.normal(0, 2.5, (POOL, WORDS)).astype(np.float32)
+        self._pool = random.normal(0, 2.5, (POOL, words)).astype(np.float32)
         for row in self._pool:
-            row[random.integers(100, WORDS // 2, 12)] += random.uniform(8, 14, 12).astype(np.float32)
-        self._pool[:, list(impossible)] = -30
+            row[random.integers(100, usable, 12)] += random.uniform(8, 14, 12).astype(np.float32)
+        self._pool[:, usable:] = self._pool[:, list(ends)] = -30
         self._at = 0
 
     def begin(
@@ -122,9 +123,8 @@ def opened(path: Path, shape: str) -> tuple[SleepingRunner, Any]:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
     with open_model(path) as file:
         tokenizer = load_tokenizer(file)
-    # The last ids are control tokens or unused.
-    impossible = {*tokenizer.eog_ids, *range(tokenizer.vocab_size - 256, tokenizer.vocab_size)}
-    return SleepingRunner(shape, [token for token in impossible if token < WORDS]), tokenizer
+    words, usable = max(WORDS, tokenizer.vocab_size), tokenizer.vocab_size - 256  # the last ids may be control tokens
+    return SleepingRunner(shape, words, usable, [end for end in tokenizer.eog_ids if end < usable]), tokenizer
 
 
 def run_engine(engine: Engine, sequences: int, tokens: int, greedy: bool) -> None:

@@ -275,13 +275,12 @@ def _keep_likely(x: int, ids: int, n: int, first: float, places: Any) -> int:
 
     As many of the highest logits of 256 groups are not below the bound, so that at least as many logits are not.
     """
-    groups, vectors = places[2][1], n // 256
-    for g in range(16):
-        begin = x + 64 * vectors * g
-        high = load_f32(begin)
-        for v in range(1, vectors):
-            high = max_f32(load_f32(begin + 64 * v), high)
-        store_f32(groups + 64 * g, high)
+    groups = places[2][1]
+    for i in range(0, 1024, 64):
+        store_f32(groups + i, load_f32(x + i))
+    for i in range(1024, n // 256 * 1024, 64):
+        group = groups + i % 1024  # neighbours are in different groups: those of high logits are often high, too
+        store_f32(group, max_f32(load_f32(x + i), load_f32(group)))
     above, bound = _range(groups, 256)
     for _ in range(_HALVINGS):
         middle = 0.5 * (above + bound)

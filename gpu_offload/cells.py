@@ -120,12 +120,12 @@ def check_rows(
     first = 0
     for sequence, group in groupby(sequences):
         length = len(list(group))
-        if sequence not in alive:
+        if (cells := alive.get(sequence)) is None:
             raise ValueError(f"there is no sequence {sequence}")
         if sequence in appended:
             raise ValueError(f"the rows of sequence {sequence} are not contiguous")
-        stored = len(alive[sequence])
-        start = alive[sequence].position(stored)
+        stored = len(cells)
+        start = cells.position(stored)
         if positions[first : first + length] != list(range(start, start + length)):
             raise ValueError(f"the positions of sequence {sequence} do not continue at {start}")
         if stored + length > info.max_context:

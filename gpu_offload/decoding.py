@@ -78,6 +78,7 @@ class Decoder:
         self._output_rows = output_rows(options)
         self._vocab_size = vocab_size
         self._adapters = adapters
+        self._place, self._found = (0, 0), np.empty((0, vocab_size), dtype=np.float32)
 
     def begin(
         self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, StoredCells]
@@ -159,7 +160,10 @@ class Decoder:
             self._lib.llama_synchronize(self._context)
             return np.empty((0, self._vocab_size), dtype=np.float32)
         logits = self._lib.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(logits, shape=(count, self._vocab_size))
+        place = ctypes.addressof(logits.contents), count
+        if place != self._place:  # making an array takes longer than all else here
+            self._place, self._found = place, np.ctypeslib.as_array(logits, shape=(count, self._vocab_size))
+        return self._found
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:

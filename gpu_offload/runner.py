@@ -166,14 +166,14 @@ class LlamaCppRunner:
         rows = np.array([tokens, positions, sequences], dtype=np.int64)
         outputs = np.array(wanted, dtype=np.int64)
         appended = check_rows(rows, outputs, self.info, self._alive, self._pool)
-        before = {sequence: len(self._alive[sequence]) for sequence in appended}
-        for sequence, count in appended.items():
-            self._append(sequence, count)
         try:
-            return self._decoder.begin(rows, outputs, self._alive)
+            logits = self._decoder.begin(rows, outputs, self._alive)
         except LlamaCppError:
-            self._take_back(before)
+            self._take_back({sequence: len(self._alive[sequence]) for sequence in appended})
             raise
+        for sequence, count in appended.items():  # while a GPU computes
+            self._append(sequence, count)
+        return logits
 
     def run_unless(
         self,

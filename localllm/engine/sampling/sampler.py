@@ -41,6 +41,7 @@ class Sampler:
         self._chooser = Chooser(params, vocab_size)
         self.seed = secrets.randbits(32) if params.seed is None or params.seed < 0 else params.seed
         self._begun = False  # whether the next token is chosen already
+        self._unbanned: NDArray[np.bool_] | None = None
         self._position = 0
         self._drawn: tuple[int, list[list[float]]] = (-1, [])
         penalises = params.repeat_last_n != 0 and (
@@ -67,19 +68,23 @@ class Sampler:
     def begin(self, logits: NDArray[np.float32] | None, banned: NDArray[np.intp] | None = None) -> int | None:
         """The operation of `choose` for the token that `sample` returns next for these logits, to be run before it.
 
-        None where `sample` needs more than that choice. banned: as for `sample`. logits: None if they come later, and
-        whoever runs the operation tells where they are; then the result is None where they must be changed before.
+        None where `sample` needs more than that choice. banned: as for `sample`, always the same ids. logits: None if
+        they come later, and whoever runs the operation tells where they are; then the result is None where they must
+        be changed before.
         """
         if self._mu is not None or self._params.post_sampling_probs:
             return None
         if logits is None:
-            if self._adjusts(banned) or self._watermark is not None:
+            if self._changes_logits or self._watermark is not None:
                 return None
-        elif self._adjusts(banned) and not float(logits.max()) < HIGHEST_LOGIT:
+        elif self._changes_logits and not float(logits.max()) < HIGHEST_LOGIT:
             return None
         else:
-            logits = self._changed(logits, banned)
-        self._chooser.prepare(logits, None, *self._uniforms())
+            logits = self._changed(logits, None)
+        if banned is not None and self._unbanned is None:
+            self._unbanned = np.ones(self.vocab_size, np.bool_)
+            self._unbanned[banned] = False
+        self._chooser.prepare(logits, None if banned is None else self._unbanned, *self._uniforms())
         self._begun = True
         return self._chooser.operation
 
@@ -136,7 +141,7 @@ class Sampler:
             )
         if self._begun:
             self._begun = False
-            return self._chooser.chosen(self._adjusts(banned))
+            return self._chooser.chosen(self._changes_logits)
         adjusted = self._adjusts(banned)
         if self._params.temperature == 0 and allowed is None and not adjusted and self._watermark is None:
             token_id = int(logits.argmax())

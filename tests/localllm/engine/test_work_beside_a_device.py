@@ -1,6 +1,7 @@
 """A runner whose device computes by itself: steps are begun ahead, texts are sent meanwhile, answers stay the same."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,15 +9,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from gguf_io import load_tokenizer, open_model
+from gpu_offload.options import LlamaOptions
+from gpu_offload.runner import LlamaCppRunner
 from localllm.engine import engine
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import Completion, GenerationStream
 from localllm.errors import LocalLLMError
+from models import builtin
 from tests.fakes.aside_runner import AsideRunner
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.oracle import llama_oracle
 
 PIECES = dict(enumerate([b"", "é".encode()[:1], "é".encode()[1:], b"ab", b"bc", b"a"]))
 PENALISED = SamplingParams(seed=3, repeat_penalty=1.3, logit_bias={9: -2.0}, dry_multiplier=0.5)
@@ -212,3 +218,28 @@ def test_a_fault_of_one_answer_ends_no_other() -> None:
     running.close()
     ended = [stream.collect().last.finish_reason for stream in streams]
     assert ended.count(FinishReason.ERROR) == 1 and ended[2] is FinishReason.ERROR
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_llama_cpp_gives_the_same_answers_where_steps_are_begun_ahead() -> None:
+    """Also after an answer that a stop string ended, in a conversation that goes on."""
+
+    def talk(aside: bool) -> list[tuple[Completion, int]]:
+        with open_model(builtin.path()) as file:
+            tokenizer, runner = load_tokenizer(file), LlamaCppRunner(file, LlamaOptions(max_sequences=4))
+        runner.info = replace(runner.info, computes_aside=aside)
+        running, said = Engine(runner, tokenizer), []
+        prompt = tokenizer.encode("The history of the sea is long.")
+        for stop in ("a", "the", " "):
+            sampling = SamplingParams(seed=5, repeat_penalty=1.1)
+            stream = running.submit(GenerationRequest(tuple(prompt), sampling, 30, stop=(stop,), ignore_eos=True))
+            run(running)
+            answer = stream.collect()
+            said.append((answer, answer.last.counts.cached_memory))
+            prompt += [*answer.token_ids, *tokenizer.encode(" And then?", add_special=False)]
+        running.close()
+        return said
+
+    for (beside, reused), (alone, reused_alone) in zip(talk(True), talk(False), strict=True):
+        assert (beside.token_ids, beside.text, reused) == (alone.token_ids, alone.text, reused_alone)
