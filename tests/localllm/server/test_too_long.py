@@ -12,8 +12,6 @@ import anthropic
 import httpx
 import openai
 import pytest
-from tests.gpu_offload.projector_files import png
-from tests.models.vision.projectors import write_vision
 
 from localllm.remote.connection import _too_long
 from localllm.server.errors import InputTooLongError, Refusal, refusal_of
@@ -21,6 +19,8 @@ from localllm.server.json_body import ProtocolRoute
 from tests.fakes.openai_server import openai_server
 from tests.fakes.scripted_model import write_scripted_model
 from tests.localllm.server.conftest import Server, StartServer
+from tests.picture_files import png
+from tests.projector_files import write_projector
 from tests.waiting import PATIENCE_S
 
 LONG = "Once upon a time there was a girl. " * 100
@@ -150,7 +150,7 @@ def test_a_limit_of_the_answer_beyond_the_context_is_no_error(small: Server, pat
 def test_pictures_count(start_server: StartServer, model_files: Path, tmp_path: Path) -> None:
     """Each protocol refuses in its words what only pictures make too long: of all messages, of the last one, or one."""
     shutil.copyfile(model_files / "stories260K-F32.gguf", tmp_path / "seer.gguf")
-    write_vision(tmp_path / "mmproj-seer.gguf", "gemma4uv")
+    write_projector(tmp_path / "mmproj-seer.gguf", "gemma4uv")
     data = base64.b64encode(png(1)).decode()
     url = f"data:image/png;base64,{data}"
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
