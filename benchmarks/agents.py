@@ -213,13 +213,8 @@ def ask_in_chat(server: Server, body: Body) -> tuple[int, int, bool]:
             sys.stderr.write(f"{server.name} refuses: {response.text[:500]}\n")
             return 0, 0, True
         prompt = response.json()["usage"]["prompt_tokens"]
-        told = re.findall(rb"prefix-match hit, remaining (\d+) prompt tokens", _log(server, before))
+        told = re.findall(r"prefix-match hit, remaining (\d+) prompt tokens", server.said(before))
     return prompt, int(told[-1]) if told else prompt, False
-
-
-def _log(server: Server, start: int) -> bytes:
-    """What a server has logged from an offset on; its own file position does not change."""
-    return os.pread(server.log.fileno(), os.fstat(server.log.fileno()).st_size - start, start)
 
 
 def replay(

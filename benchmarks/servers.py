@@ -30,6 +30,11 @@ class Server:
     process: subprocess.Popen[bytes]
     log: IO[bytes]
 
+    def said(self, start: int = 0) -> str:
+        """What it has logged from a byte on; the log's own position does not change."""
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), size - start, start).decode(errors="replace")
+
 
 @contextlib.contextmanager
 def localllm(
@@ -42,12 +47,15 @@ def localllm(
     speculates: bool = True,
     home: Path | None = None,
     parallel: int | None = None,
+    begins: str = "",
 ) -> Iterator[Server]:
     """`localllm serve` of one file and others, isolated from this user's settings, models and cached keys and values.
 
     home: a folder for the disk cache of keys and values, shared by successive servers; None means no disk cache.
+    begins: code that the server's process runs first.
     """
-    plainly, usually = ["-m", "benchmarks.serve_plainly"], ["-c", "from localllm.cli.main import main; main()"]
+    plainly = ["-m", "benchmarks.serve_plainly"]
+    usually = ["-c", f"{begins}\nfrom localllm.cli.main import main; main()"]
     command = [sys.executable, *(usually if speculates else plainly), "serve", "--model", str(model)]
     command += [argument for other in others for argument in ("--model", str(other))]
     command += ["--threads", str(threads), "--keep-alive", "-1", *flags]

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.clients import libraries
+from tests.fakes.counting import COUNTING, counted
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.conftest import Server, StartServer
 
@@ -26,20 +26,6 @@ TITLE = "A short title about notes, and nothing else."
 DONE = "All three steps have been done, goodbye."
 LIMIT_S = 900
 MOST_COMPUTED = 1.01  # per new token
-
-# Counts each request's new tokens: those after the longest beginning that it shares with an earlier prompt and answer.
-COUNTING = """
-import os
-from localllm.engine import engine
-made, make = [], engine.sequence_of
-def counting(*given):
-    sequence = make(*given)
-    shared = [len(os.path.commonprefix([sequence.tokens, known.tokens])) for known in made]
-    print("new", max(len(sequence.tokens) - max(shared, default=0), 1), flush=True)
-    made.append(sequence)
-    return sequence
-engine.sequence_of = counting
-"""
 
 pytestmark = [
     pytest.mark.slow,
@@ -245,16 +231,11 @@ def _counted(start_server: StartServer, model: Path, name: str, capsys: pytest.C
     """A server of a model. Afterwards it must have computed a program's new tokens only; the figures are printed."""
     with start_server("--model", str(model), models=(), begins=COUNTING, LOCALLLM_KV_MIB="512") as server:
         yield server
-        metrics = httpx.get(f"{server.url}/metrics").text
-        prompts, *hits = (
-            sum(map(float, re.findall(rf"^localllm_{kind}\{{.*\}} (\S+)$", metrics, re.MULTILINE)))
-            for kind in ("prompt_tokens_total", "prefix_hit_tokens_total")
-        )
-        new = sum(map(int, re.findall(r"^new (\d+)$", server.process.out.read_text(), re.MULTILINE)))
-    computed = prompts - sum(hits)
+        tokens = counted(server.url, server.process.out.read_text())
     with capsys.disabled():
-        sys.stdout.write(f"\n{name}: {prompts:,.0f} tokens of prompts, computed per new one: {computed / new:.2f}\n")
-    assert new and computed <= new * MOST_COMPUTED
+        ratio = f"{tokens.computed / max(tokens.new, 1):.2f}"
+        sys.stdout.write(f"\n{name}: {tokens.prompts:,} tokens of prompts, computed per new one: {ratio}\n")
+    assert tokens.new and tokens.computed <= tokens.new * MOST_COMPUTED
 
 
 def _launched(
