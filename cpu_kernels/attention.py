@@ -65,7 +65,7 @@ _PART = _WEIGHING + (max(attention_blocks.MEMORY_BYTES, attention_i16.MEMORY_BYT
 
 def scratch_bytes(padded: int) -> int:
     """Bytes of scratch that a thread needs for heads of `padded` values."""
-    return _PART + HEADER_BYTES + (3 * MAX_COLUMNS + 1) * padded * 4
+    return _PART + HEADER_BYTES + (3 * MAX_COLUMNS + 1) * padded * 4 + 64
 
 
 @inner

@@ -1,7 +1,7 @@
 """The storage types of keys and values, and the layout of a page of 16 tokens of one head in each.
 
 For keys, a kernel's vector is the sixteen tokens of a page; for values, sixteen values of a head. D is the size of a
-head, padded to a multiple of 32.
+head, padded to a multiple of 32, in image encoders of 16, which only i16 allows.
 
 i16    16-bit words times a factor (scale) in single precision, one for each token's key and one for its value
        (cpu_kernels.attention_i16). Words come in pairs, because one instruction multiplies two pairs and adds the

@@ -1,6 +1,6 @@
 """Rotary embeddings.
 
-Heads are padded to D values, a multiple of 32. Their values are reordered at load so that all rotations use split
+Heads are padded to D values, a multiple of 16. Their values are reordered at load so that all rotations use split
 halves: value i is rotated with value i + D/2. A rope table holds cos[D/2], sin[D/2] for each position; values that are
 not rotated have cos 1 and sin 0.
 """
@@ -20,7 +20,10 @@ _ONE = np.float32(1.0)
 def rotate_head(
     x: int, norm: int, table: int, padded: int, size: int, epsilon: np.float32, scale: np.float32, out: int
 ) -> None:
-    """out = scale * rope(RMSNorm(x) * norm) for one head; norm 0 skips the norm. size: values without padding."""
+    """out = scale * rope(RMSNorm(x) * norm) for one head; norm 0 skips the norm. size: values without padding.
+
+    All addresses but those of the norm are of D + 16 floats, which must not overlap, unless D is a multiple of 32.
+    """
     factor = splat_f32(_ONE)
     if norm != 0:
         squares = zero_f32()
@@ -30,7 +33,8 @@ def rotate_head(
         factor = splat_f32(_ONE / np.float32(math.sqrt(sum_f32(squares) / np.float32(size) + epsilon)))
     half = padded // 2
     scales = splat_f32(scale)
-    for i in range(0, half, 16):
+    # Backwards, so that a half's last vector, which may reach beyond it, is overwritten by what is there.
+    for i in range((half - 1) // 16 * 16, -1, -16):
         a = load_f32(x + i * 4)
         b = load_f32(x + (half + i) * 4)
         if norm != 0:

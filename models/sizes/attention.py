@@ -31,7 +31,8 @@ _SHARED_FROM = {"gemma3n": 20}
 class Heads:
     """A layer's attention heads: query heads, key-value heads, values per head, and how many of those are rotated.
 
-    latent: values of a latent, which precede the rotated ones; 0 if heads have keys and values of their own.
+    latent: values of a latent, which precede the rotated ones; 0 if heads have keys and values of their own. multiple:
+    heads are padded to one of it; 16 only with keys and values in 16 bits.
     """
 
     queries: int
@@ -39,16 +40,17 @@ class Heads:
     size: int
     rope_size: int
     latent: int = 0
+    multiple: int = 32
 
     @cached_property
     def padded(self) -> int:
-        """A head's values, padded so that each half fills whole vectors; a latent and its rotated part separately."""
+        """A head's values, padded to whole vectors; a latent and its rotated part separately."""
         return whole_vectors(self.latent, 32) + self.padded_turned
 
     @property
     def padded_turned(self) -> int:
         """The same without the latent."""
-        return whole_vectors(self.size - self.latent, 32)
+        return whole_vectors(self.size - self.latent, self.multiple)
 
     @property
     def group(self) -> int:

@@ -23,10 +23,11 @@ from models.page_arrays import PageArrays
 from models.recording import NOTHING, Place
 from models.recording import Rows as Buffer
 from models.sizes.attention import Heads
+from models.sizes.reading import whole_vectors
 from models.vision.config import VisionConfig
 from models.vision.family import Passes, Rows
 from models.vision.recording import OperationRange, VisionRecording, rows_of_a_pass
-from models.weights import Matrix, filled, padded, repeated, whole_words
+from models.weights import ROW_MULTIPLE, Matrix, filled, padded, repeated, whole_words
 
 _TYPES = (KVType.I16, KVType.I16)
 _LOG2E = math.log2(math.e)
@@ -288,8 +289,9 @@ class Tower:
 
 
 def heads_of(config: VisionConfig) -> Heads:
-    """An encoder's heads."""
-    return Heads(config.heads, config.heads, config.head_size, config.head_size)
+    """An encoder's heads: without padding to 32 values if they fill a row of buffers."""
+    multiple = 32 if config.heads * whole_vectors(config.head_size) % ROW_MULTIPLE else 16
+    return Heads(config.heads, config.heads, config.head_size, config.head_size, multiple=multiple)
 
 
 def halves_order(parts: int, heads: Heads) -> NDArray[np.int64]:
@@ -313,7 +315,8 @@ def _paired(low: NDArray[np.int64], high: NDArray[np.int64], heads: Heads) -> ND
 
 def rotation(angles: NDArray[np.float64], heads: Heads) -> Rows:
     """A rope table (cpu_kernels.rope) with a row for each row of angles, float64[rows, rotated pairs]."""
-    table = np.zeros((len(angles), 2, heads.padded // 2), np.float32)
+    # A row more, since the last vectors of heads that are no multiple of 32 reach beyond their rows.
+    table = np.zeros((len(angles) + 1, 2, heads.padded // 2), np.float32)[:-1]
     table[:, 0] = 1
     table[:, 0, : angles.shape[1]], table[:, 1, : angles.shape[1]] = np.cos(angles), np.sin(angles)
     return table.reshape(len(angles), -1)

@@ -28,6 +28,7 @@ class Shape:
     """A sequence whose last rows attend. window, cap: 0 for none; -n for chunks. ahead: tokens seen after a row.
 
     fades: whether scores decrease with distance. image: whether the rows are an image's, which see each other.
+    multiple: heads are padded to one of it.
     """
 
     heads: int
@@ -40,10 +41,11 @@ class Shape:
     ahead: int = 0
     fades: bool = False
     image: bool = False
+    multiple: int = 32
 
     @property
     def padded(self) -> int:
-        return -(-self.size // 32) * 32
+        return -(-self.size // self.multiple) * self.multiple
 
 
 SHAPES = [
@@ -233,6 +235,7 @@ CASES = [
     for types in TYPES
     if types[0] is types[1] or (shape.group > 1 and KVType.Q4_0 not in types) or (shape.group == 4)
 ]
+CASES += [(Shape(2, 1, size, 290, 290, ahead=1 << 40, multiple=16), WORDS) for size in (8, 40, 72)]
 
 
 @pytest.mark.parametrize(("shape", "types"), CASES, ids=str)

@@ -15,8 +15,10 @@ from gguf_io.errors import LocalLLMError, ModelFileError, PictureError
 from gguf_io.interruption import CHECKPOINT
 from gguf_io.pictures import Budget
 from models.errors import UnsupportedModelError
+from models.vision.config import read_vision_config
 from models.vision.encoder import FAMILIES, ImageEncoder, header_layout, open_encoder, rows_together, vision_needs
 from models.vision.layout import PictureSizeError
+from models.vision.tower import heads_of
 from tests.cpu_kernels.kernel_harness import random_weights
 from tests.gguf_files import copying, finish
 from tests.oracle import llama_oracle
@@ -183,6 +185,34 @@ def _with_deepstack(source: Path, path: Path) -> Path:
         if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
             writer.add_tensor(tensor.name.replace(".weight", "_norm.weight"), np.ones(8, np.float32))
     return finish(writer)
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+@pytest.mark.parametrize(
+    ("kind", "width", "heads"),
+    [
+        ("gemma3", 144, 2),
+        ("qwen3vl_merger", 144, 2),
+        ("qwen2.5vl_merger", 160, 2),
+        ("pixtral", 144, 2),
+        ("gemma3", 240, 5),
+    ],
+)
+def test_heads_of_other_sizes_than_whole_vectors(kind: str, width: int, heads: int, tmp_path: Path, data_dir) -> None:
+    """Heads of 72 and 80 values take 80, rotated in halves of 40. Five heads of 48 would fill no row, and take 64."""
+    sizes = {"width": width, "heads": heads}
+    path = write_projector(tmp_path / "projector.gguf", kind, **sizes)
+    pixels = picture(*WHOLE[kind][-1])
+    llama = LlamaVision(of_llama(tmp_path / "llama.gguf", kind, **sizes), language_model(kind, data_dir, tmp_path))
+    try:
+        with open_model(path) as file, open_encoder(file, threads=2) as encoder:
+            padded = heads_of(read_vision_config(file, merge=3)).padded
+            assert padded == (64 if heads == 5 else 80)
+            found = encoder.encode(pixels, encoder.layout(*WHOLE[kind][-1]))
+        assert same_rows(kind, found, llama.rows(pixels)) > 0.9999
+    finally:
+        llama.close()
 
 
 @pytest.mark.oracle
