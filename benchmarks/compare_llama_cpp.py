@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks.engine_tools import SETTLED_S
 from benchmarks.llama_peer import LlamaPeer
 from gguf_io import open_model
-from localllm.speed.work import ModelWork, looks
+from localllm.speed.work import TokenWork, looks
 from localllm.wings.lab.roofline.limits import LimitProbes, Limits
 from models.config import read_config
 from models.kv_layout import bytes_of_tokens, stored_types
@@ -102,9 +102,9 @@ class Ours:
             self.runner.import_state(self._sequence, window)
         self.append(range(100, 100 + length - max(have, end)))
 
-    def work(self) -> ModelWork:
+    def work(self) -> TokenWork:
         """The work per token; call it after a token has been decoded."""
-        return ModelWork(*self.runner.last_step().products(), self._looks)
+        return TokenWork(*self.runner.last_step().products(), self._looks)
 
     def close(self) -> None:
         """Free everything."""

@@ -30,7 +30,7 @@ from localllm.library.modelfile import Modelfile
 from localllm.library.names import BUILT_IN
 from localllm.settings import Settings
 from tui.app import ChatApp
-from tui.backend import ModelChoice, ModelInfo
+from tui.backend import LoadedInfo, PickerRow
 from tui.engine_backend import EngineBackend
 from tui.screens.chat import ChatScreen
 from tui.widgets.transcript import WINDOW
@@ -124,10 +124,10 @@ class TimedBackend:
     def __init__(self, text: str = (TEXT * SPEED)[: 4 * SPEED * SECONDS], speed: int = SPEED) -> None:
         self.answers: list[TimedAnswer] = []
         self.text, self.speed = text, speed
-        self.info: ModelInfo | None = None
+        self.info: LoadedInfo | None = None
 
-    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
-        self.info = ModelInfo(name, "benchmark", 8192, converses=False)
+    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> LoadedInfo:
+        self.info = LoadedInfo(name, "benchmark", 8192, converses=False)
         return self.info
 
     def submit(self, request: AnswerRequest) -> TimedAnswer:
@@ -143,7 +143,7 @@ class TimedBackend:
     def expected_counts(self, request: AnswerRequest) -> Counts | None:
         return None
 
-    def models(self, near: str | None) -> Sequence[ModelChoice]:
+    def models(self, near: str | None) -> Sequence[PickerRow]:
         return ()
 
     def save(self, name: str, recipe: Modelfile) -> None:

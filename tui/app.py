@@ -26,7 +26,7 @@ from tui.commands.table import COMMANDS, find_command, unknown_command
 from tui.drafts import Drafts
 from tui.screens.approval import ApprovalScreen
 from tui.screens.chat import Answered, ChatScreen
-from tui.screens.loading import ModelLoader
+from tui.screens.loading import ChatLoader
 from tui.screens.tabs import Tabs
 from tui.terminal import in_browser, surviving
 from tui.widgets.frame import Notice, key_names
@@ -133,7 +133,7 @@ class ChatApp(App[None]):
         self._model = model
         self._remembered_as = remembered_as
         self._parameters = parameters or Parameters()
-        self._loader = ModelLoader(backend, self, remembered_as)
+        self._loader = ChatLoader(backend, self, remembered_as)
         self._drafts = Drafts(store)
         self._visit: str | None = None
         self._first_prompt = ""

@@ -29,7 +29,7 @@ class LoadStoppedError(LocalLLMError):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo:
+class LoadedInfo:
     """The current model. name: as the user gave it. context: in tokens. notice: shown to the user.
 
     place: where it runs, e.g. "llama.cpp, 20/29 layers on GPU". converses: False if it only completes text. sees:
@@ -48,7 +48,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelChoice:
+class PickerRow:
     """A model that could be loaded. Sizes are bytes; None is unknown.
 
     memory: for the weights and a conversation of a few thousand tokens. speed: expected decoding speed in tokens per
@@ -76,10 +76,10 @@ class Backend(Protocol):
     """
 
     @property
-    def info(self) -> ModelInfo | None:
+    def info(self) -> LoadedInfo | None:
         """The current model."""
 
-    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> LoadedInfo:
         """Replace the current model; keeps it if the new one cannot be found. pull: whether to download if missing."""
 
     def submit(self, request: AnswerRequest) -> AnswerStream:
@@ -100,7 +100,7 @@ class Backend(Protocol):
         Nothing is computed or changed.
         """
 
-    def models(self, near: str | None) -> Sequence[ModelChoice]:
+    def models(self, near: str | None) -> Sequence[PickerRow]:
         """Models to choose from. near: the name of the current model."""
 
     def save(self, name: str, recipe: "Modelfile") -> None:

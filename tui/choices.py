@@ -12,10 +12,10 @@ from localllm.library.names import is_gguf
 from localllm.library.suggestions import Suggestion
 from localllm.settings import Settings
 from localllm.text import human_count
-from tui.backend import ModelChoice
+from tui.backend import PickerRow
 
 
-def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> list[ModelChoice]:
+def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> list[PickerRow]:
     """The choices: local models first, then suggestions to pull, the best that fits first.
 
     loaded: the file of the current model; near: its name, loaded or not. Expected speeds are given only if `localllm
@@ -32,8 +32,8 @@ def model_choices(settings: Settings, loaded: Path | None, near: str | None) -> 
     return here + [to_pull(suggestion, speed) for suggestion, speed in suggested(found, settings.threads)]
 
 
-def _here(row: Listed, loaded: bool) -> ModelChoice:
-    return ModelChoice(
+def _here(row: Listed, loaded: bool) -> PickerRow:
+    return PickerRow(
         name=row.name,
         size=row.size,
         quantization=row.quantization or "",
@@ -47,9 +47,9 @@ def _here(row: Listed, loaded: bool) -> ModelChoice:
     )
 
 
-def to_pull(suggestion: Suggestion, speed: float | None = None) -> ModelChoice:
+def to_pull(suggestion: Suggestion, speed: float | None = None) -> PickerRow:
     """A suggestion as the picker shows it. speed: expected on this machine."""
-    return ModelChoice(
+    return PickerRow(
         name=suggestion.name,
         size=suggestion.size,
         quantization=suggestion.quantization,

@@ -15,7 +15,7 @@ from localllm.library.lookup import find
 from localllm.library.names import ModelName
 from localllm.library.places import own_store
 from localllm.settings import Settings
-from tui.backend import ModelChoice, ModelInfo
+from tui.backend import LoadedInfo, PickerRow
 
 if TYPE_CHECKING:
     from gguf_io.media import View
@@ -43,13 +43,13 @@ class EngineBackend:
         self._lock = threading.Lock()
         self._model: LocalModel | None = None
         self._found: LibraryModel | None = None
-        self._info: ModelInfo | None = None
+        self._info: LoadedInfo | None = None
 
     @property
-    def info(self) -> ModelInfo | None:
+    def info(self) -> LoadedInfo | None:
         return self._info
 
-    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> LoadedInfo:
         """Frees the current model before loading the new one, so memory never holds both."""
         from gguf_io import open_model
         from localllm.front.models import FoundModel, find_or_pull
@@ -101,7 +101,7 @@ class EngineBackend:
         except CancelledError:  # the model is being unloaded
             return None
 
-    def models(self, near: str | None) -> Sequence[ModelChoice]:
+    def models(self, near: str | None) -> Sequence[PickerRow]:
         """Local models, GGUF files in the current model's folder, and suggestions to pull."""
         from tui.choices import model_choices
 
@@ -157,7 +157,7 @@ class EngineBackend:
             release_memory()
 
 
-def _info(model: "LoadedModel", found: "FoundModel", name: str) -> ModelInfo:
+def _info(model: "LoadedModel", found: "FoundModel", name: str) -> LoadedInfo:
 
     converses = not model.template.is_default
     notice = None
@@ -166,7 +166,7 @@ def _info(model: "LoadedModel", found: "FoundModel", name: str) -> ModelInfo:
         notice = "This is the built-in demonstration model: small stories, help with localllm. F4 offers larger ones."
     elif not converses:
         notice = "This model has no chat template: it continues your text."
-    return ModelInfo(
+    return LoadedInfo(
         name=name,
         place=_place(model.placement),
         context=model.engine.context,

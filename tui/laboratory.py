@@ -14,7 +14,7 @@ from localllm.wings.lab.laboratory import (
     KV_TYPES,
     PREFILL_ROWS,
     Forecast,
-    ModelCosts,
+    MachineCosts,
     Point,
     Reached,
     Setting,
@@ -54,7 +54,7 @@ _CHANGES: Mapping[str, Callable[[Setting], Setting]] = {
 class Laboratory:
     """What steps of the current model cost, and the what-if setting, with their charts."""
 
-    def __init__(self, costs: ModelCosts) -> None:
+    def __init__(self, costs: MachineCosts) -> None:
         self.costs = costs
         self._other = Setting(4, 4096, costs.kv_type, costs.bits)
 
@@ -69,7 +69,7 @@ class Laboratory:
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> Self:
         """From a server's costs. Raises TypeError or KeyError for anything else."""
-        return cls(ModelCosts.from_data(data))
+        return cls(MachineCosts.from_data(data))
 
     def change(self, key: str) -> None:
         """Change the what-if setting as a key does."""
@@ -357,7 +357,7 @@ def by_batch(forecasts: Sequence[tuple[int, Forecast]], width: int) -> Content:
 
 
 def what_if(
-    costs: ModelCosts, now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], reached: Reached
+    costs: MachineCosts, now: tuple[Setting, Forecast], other: tuple[Setting, Forecast], reached: Reached
 ) -> Content:
     """Both settings and their forecasts side by side, above the speed of the last steps."""
     (first, one), (second, two) = now, other

@@ -18,7 +18,7 @@ from localllm.errors import RequestError
 from localllm.remote.connection import Endpoint, RemoteCall, RemoteError, is_local
 from localllm.remote.ollama import OllamaModel, OllamaServer
 from localllm.remote.openai import OpenAIServer
-from tui.backend import ModelChoice, ModelInfo, short_name
+from tui.backend import LoadedInfo, PickerRow, short_name
 
 if TYPE_CHECKING:
     from gguf_io.media import View
@@ -41,14 +41,14 @@ class ServerBackend:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._model: AnsweringModel | None = None
-        self._info: ModelInfo | None = None
+        self._info: LoadedInfo | None = None
         self._root = replace(endpoint, path="")
         self._tokenizes = is_local(endpoint.host)  # False once the server has rejected /tokenize
         self._inspects = True  # False once the server turns out to lack /api/inspect
         self._inspector = ThreadPoolExecutor(1, "inspection")
 
     @property
-    def info(self) -> ModelInfo | None:
+    def info(self) -> LoadedInfo | None:
         return self._info
 
     def submit(self, request: AnswerRequest) -> AnswerStream:
@@ -130,12 +130,12 @@ class OllamaBackend(ServerBackend):
         self._server = server
         self._prices = is_local(server.endpoint.host)  # False once the server turns out to lack /api/cost
 
-    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> LoadedInfo:
         """The server loads the model; pull is ignored."""
         model = self._server.load(name, progress)
         endpoint = self._server.endpoint
         self._model = model
-        self._info = info = ModelInfo(
+        self._info = info = LoadedInfo(
             name=name,
             place=f"{endpoint.host}:{endpoint.port}",
             context=model.context,
@@ -157,9 +157,9 @@ class OllamaBackend(ServerBackend):
             self._prices = error.status not in _NO_ROUTE or "not loaded" in str(error)
         return None
 
-    def models(self, near: str | None) -> Sequence[ModelChoice]:
+    def models(self, near: str | None) -> Sequence[PickerRow]:
         return [
-            ModelChoice(
+            PickerRow(
                 name=row["name"],
                 size=row.get("size"),
                 quantization=row.get("details", {}).get("quantization_level", ""),
@@ -185,7 +185,7 @@ class OpenAIBackend(ServerBackend):
         super().__init__(server.endpoint)
         self._server = server
 
-    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: "LoadProgress", pull: bool = True) -> LoadedInfo:
         """Only selects the model; the server loads its models itself."""
         endpoint = self._server.endpoint
         progress(f"asking {endpoint}", 0.0)
@@ -195,13 +195,13 @@ class OpenAIBackend(ServerBackend):
             names = ", ".join(model.name for model in offered) or "none"
             raise RemoteError(f"{endpoint} has no model {name!r}. It has: {names}.")
         self._model = found
-        self._info = info = ModelInfo(name=name, place=str(endpoint), context=found.context)
+        self._info = info = LoadedInfo(name=name, place=str(endpoint), context=found.context)
         return info
 
-    def models(self, near: str | None) -> Sequence[ModelChoice]:
+    def models(self, near: str | None) -> Sequence[PickerRow]:
         present = self._info.name if self._info else None
         return [
-            ModelChoice(name=model.name, context=model.context, loaded=model.name == present)
+            PickerRow(name=model.name, context=model.context, loaded=model.name == present)
             for model in self._server.models()
         ]
 

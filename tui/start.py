@@ -106,12 +106,12 @@ def _close(store: SessionStore) -> None:
 def actions() -> list[str]:
     """Names of all actions with a key binding, sorted. A dotted prefix says where the key works."""
     from tui.screens.inspector import InspectorScreen
-    from tui.screens.models import ModelsScreen
+    from tui.screens.models import PickerScreen
     from tui.screens.parameters import ParametersScreen
     from tui.screens.question import QuestionScreen
     from tui.screens.sessions import SessionsScreen
 
-    panels = (SessionsScreen, ModelsScreen, ParametersScreen, InspectorScreen, ApprovalScreen, QuestionScreen)
+    panels = (SessionsScreen, PickerScreen, ParametersScreen, InspectorScreen, ApprovalScreen, QuestionScreen)
     owners = (ChatApp, ChatView, ChatScreen, Prompt, FindBar, MessageView, *panels)
     bindings = [binding for owner in owners for binding in owner.BINDINGS]
     return sorted({binding.id for binding in bindings if isinstance(binding, Binding) and binding.id})

@@ -14,8 +14,8 @@ from localllm.text import human_bytes, human_count, table
 
 if TYPE_CHECKING:
     from gguf_io.metadata import Metadata, Value
-    from localllm.library.entry import ModelDefaults
-    from localllm.library.summary import ModelSummary
+    from localllm.library.entry import ManifestDefaults
+    from localllm.library.summary import FileSummary
     from models.needs import Needs
 
 MAX_SHOWN_ITEMS = 16
@@ -47,7 +47,7 @@ def show(model: Model, as_json: AsJson = False) -> None:
 
 
 def _as_object(
-    summary: "ModelSummary", needs: "Needs | None", kv_types: tuple[str, str], metadata: "Metadata"
+    summary: "FileSummary", needs: "Needs | None", kv_types: tuple[str, str], metadata: "Metadata"
 ) -> dict[str, object]:
     return asdict(summary) | {
         "kv_types": kv_types,
@@ -72,7 +72,7 @@ def _json_value(value: "Value") -> object:
 
 
 def _as_text(
-    summary: "ModelSummary", needs: "Needs | None", kv_types: tuple[str, str], metadata: "Metadata"
+    summary: "FileSummary", needs: "Needs | None", kv_types: tuple[str, str], metadata: "Metadata"
 ) -> Iterator[str]:
     parameters = f"{human_count(summary.parameters)} parameters"
     yield f"{summary.name}: {summary.architecture}, {parameters}, {summary.quantization}"
@@ -99,7 +99,7 @@ def _as_text(
         yield f"\nChat template\n{summary.chat_template}"
 
 
-def _defaults(defaults: "ModelDefaults | None") -> Iterator[str]:
+def _defaults(defaults: "ManifestDefaults | None") -> Iterator[str]:
     """What a manifest (Ollama's or our own) adds to the file."""
     if defaults is None:
         return

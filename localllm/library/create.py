@@ -11,7 +11,7 @@ from gguf_io.lora import Adapter
 from gguf_io.system import read_file, sync_folder
 from localllm.files import file_problem
 from localllm.library.behaviour import own_template
-from localllm.library.entry import PULL_AGAIN, LibraryModel, ModelDefaults, Source
+from localllm.library.entry import PULL_AGAIN, LibraryModel, ManifestDefaults, Source
 from localllm.library.errors import LibraryError
 from localllm.library.go_templates import jinja_of
 from localllm.library.manifest import (
@@ -106,10 +106,10 @@ def _adapter(path: Path, model: ModelFile) -> bytes:
     return read_file(path)
 
 
-def _texts(recipe: Modelfile, base: ModelDefaults, template: str | None) -> list[tuple[str, bytes]]:
+def _texts(recipe: Modelfile, base: ManifestDefaults, template: str | None) -> list[tuple[str, bytes]]:
     """The text layers with their kinds: the recipe's, else the base's; licences of both.
 
-    Raises LibraryError for anything that ModelDefaults would not accept when it is read back.
+    Raises LibraryError for anything that ManifestDefaults would not accept when it is read back.
     """
     system = base.system if recipe.system is None else recipe.system
     parameters = checked_parameters(base.parameters | recipe.parameters)

@@ -28,7 +28,7 @@ class Source(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDefaults:
+class ManifestDefaults:
     """What a manifest adds to a model file. parameters: Ollama's names, with values as parsed from JSON.
 
     template: the stored text, a Go or Jinja template. messages: begin every conversation.
@@ -58,10 +58,10 @@ class LibraryModel:
         """The display name."""
         return self.names[0]
 
-    def defaults(self) -> ModelDefaults:
+    def defaults(self) -> ManifestDefaults:
         """Read what the manifest adds. Raises LibraryError for a layer that is missing or damaged."""
         template, system = self._texts("template"), self._texts("system")
-        return ModelDefaults(
+        return ManifestDefaults(
             template=template[-1] if template else None,
             system=system[-1] if system else None,
             parameters=self._parameters(),

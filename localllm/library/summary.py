@@ -17,7 +17,7 @@ class TensorGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSummary:
+class FileSummary:
     """A summary of a model file. Sizes are bytes, lengths tokens; None if the file does not say.
 
     quantization: the block format with most bytes. notes: ModelFile's, about a file in another program's layout.
@@ -38,10 +38,10 @@ class ModelSummary:
     notes: tuple[str, ...] = ()
 
 
-def summarize(model: ModelFile) -> ModelSummary:
+def summarize(model: ModelFile) -> FileSummary:
     """Summarize from the header alone. Raises ModelFileError if a key has the wrong type."""
     groups = _tensor_groups(model)
-    return ModelSummary(
+    return FileSummary(
         name=model.name,
         architecture=model.architecture,
         parameters=model.parameter_count,

@@ -198,13 +198,13 @@ class AppliedAdapter(Body):
 AppliedAdapters = Annotated[list[AppliedAdapter], Field(fail_fast=True, max_length=MAX_ADAPTERS)]
 
 
-class ModelBody(Body):
+class NamedBody(Body):
     """A request about a model; the only one if it names none."""
 
     model: Annotated[str, BeforeValidator(lambda given: "" if given is None else given)] = ""
 
 
-class ComputedBody(ModelBody):
+class ComputedBody(NamedBody):
     """A request that a model computes. Our additions to the protocols, as far as embeddings and ranks have them too.
 
     keep_alive: how long the model stays loaded. truncate: shorten what does not fit instead of refusing it.

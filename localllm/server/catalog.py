@@ -23,11 +23,11 @@ from localllm.library.listing import file_type
 from localllm.library.lookup import all_models, find, named
 from localllm.library.names import ModelName, without_suffix
 from localllm.library.places import Places
-from localllm.library.summary import ModelSummary, summarize
+from localllm.library.summary import FileSummary, summarize
 from localllm.placement.companions import projector_of
 from localllm.server.errors import AdapterNotFoundError, ApiError, ModelNotFoundError
 from localllm.server.limits import MAX_NAME_CHARS
-from localllm.server.served import ModelAbout, ModelDescription
+from localllm.server.served import ServedDetails, ServedRow
 from localllm.settings import Settings, parse_lora
 from localllm.text import human_count
 from models.vision.config import sound_kind
@@ -55,14 +55,14 @@ class CatalogEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class HeaderFacts:
     """Facts from a file's header. digest: 64 hex digits that identify the content.
 
     quantization: the name of `general.file_type`, or else of the block format that most bytes are in. only: the one
     thing that a model without a language head can do, "reranking" or "embedding"; None for one that generates.
     """
 
-    summary: ModelSummary
+    summary: FileSummary
     digest: str
     quantization: str
     only: str | None
@@ -145,7 +145,7 @@ def adapters_of(entry: CatalogEntry, lora: str) -> list[tuple[str, float]]:
     ]
 
 
-def facts_of(path: Path) -> ModelFacts:
+def facts_of(path: Path) -> HeaderFacts:
     """Read a file's header; cached until the file changes. Raises ModelFileError."""
     try:
         status = path.stat()
@@ -155,10 +155,10 @@ def facts_of(path: Path) -> ModelFacts:
 
 
 @lru_cache(maxsize=256)
-def _facts(path: Path, _changed: int, _size: int) -> ModelFacts:
+def _facts(path: Path, _changed: int, _size: int) -> HeaderFacts:
     with open_model(path) as file:
         summary = summarize(file)
-        return ModelFacts(summary, file.identity(), file_type(file) or summary.quantization, _only(file))
+        return HeaderFacts(summary, file.identity(), file_type(file) or summary.quantization, _only(file))
 
 
 def _served(name: str, where: Places) -> LibraryModel:
@@ -203,10 +203,10 @@ def _moment(seconds: float) -> str:
     return time.isoformat().replace("+00:00", "Z")
 
 
-def about(entry: CatalogEntry, lora: str) -> ModelAbout:
+def about(entry: CatalogEntry, lora: str) -> ServedRow:
     """A model's row in lists. lora: the setting. Raises ModelFileError or another file error."""
     facts, status = facts_of(entry.path), entry.path.stat()
-    return ModelAbout(
+    return ServedRow(
         name=f"{entry.name}:{entry.adapter}" if entry.adapter else entry.name,
         parent=entry.name if entry.adapter else "",
         adapters=() if entry.adapter else tuple(name for name, _ in adapters_of(entry, lora)),
@@ -253,13 +253,13 @@ def projector_for(entry: CatalogEntry, mmproj: str | None) -> Path | None:
     return _projector(path, changed, mmproj or (str(own) if own else None))
 
 
-def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ModelDescription:
+def describe(entry: CatalogEntry, settings: Settings, verbose: bool) -> ServedDetails:
     """Describe a model. verbose adds arrays, such as the vocabulary, and tensors.
 
     Raises ModelFileError or another file error, LibraryError.
     """
     projector = projector_for(entry, settings.mmproj)
-    return ModelDescription(
+    return ServedDetails(
         about=about(entry, settings.lora),
         capabilities=capabilities(entry, settings.mmproj, settings.backend),
         template=entry.behaviour.template or facts_of(entry.path).summary.chat_template or "",

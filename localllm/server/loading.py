@@ -17,7 +17,7 @@ from localllm.placement.placement import Placement
 from localllm.placement.text_encoders import place_text_encoder
 from localllm.server.catalog import CatalogEntry, about, with_files
 from localllm.server.embeddings import EmbeddingModel
-from localllm.server.served import ModelAbout
+from localllm.server.served import ServedRow
 from localllm.settings import Settings
 
 AMPLE_TOKENS = 8192
@@ -38,7 +38,7 @@ class MemoryLoader:
         self._settings = settings
         self._llama = threading.Lock()
 
-    def describe(self, entry: CatalogEntry) -> ModelAbout:
+    def describe(self, entry: CatalogEntry) -> ServedRow:
         """A model's row in lists. Raises ModelFileError or another file error."""
         return about(entry, self._settings.lora)
 

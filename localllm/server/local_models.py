@@ -20,7 +20,7 @@ from localllm.server.embeddings import EmbeddingModel
 from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadListener
 from localllm.server.models_manager import LoadSlot, ModelManager
-from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
+from localllm.server.served import Embedder, Lease, Resident, ServedDetails, ServedModel, ServedRow
 from localllm.settings import Settings
 
 
@@ -41,7 +41,7 @@ class LocalModels:
     def library_model(self, entry: CatalogEntry) -> LibraryModel:
         return entry.model
 
-    def about(self, entry: CatalogEntry) -> ModelAbout:
+    def about(self, entry: CatalogEntry) -> ServedRow:
         return about(entry, self.settings.lora)
 
     def capabilities(self, entry: CatalogEntry) -> list[str]:
@@ -77,7 +77,7 @@ class LocalModels:
             return entry
         return replace(entry, behaviour=replace(entry.behaviour, adapters=weights))
 
-    def describe(self, entry: CatalogEntry, verbose: bool) -> ModelDescription:
+    def describe(self, entry: CatalogEntry, verbose: bool) -> ServedDetails:
         return describe(entry, self.settings, verbose)
 
     @contextlib.asynccontextmanager
@@ -96,10 +96,10 @@ class LocalModels:
             model = cast("EmbeddingModel", held.model).using(self._with_weights(entry).behaviour.adapters)
             yield Lease(held.name, model, held.load_s, held.discard)
 
-    async def resident(self) -> list[ResidentModel]:
+    async def resident(self) -> list[Resident]:
         open_slots = [slot for slot in self._manager.slots() if slot.closing is None]
         loaded = sorted(open_slots, key=lambda slot: -slot.seconds_left)
-        found: dict[str, ResidentModel] = {}
+        found: dict[str, Resident] = {}
         for slot in (*loaded, *self._manager.coming()):
             if slot.about:
                 row, before = _resident(slot, slot.about), found.get(slot.entry.name)
@@ -127,7 +127,7 @@ def _may_generate(entry: CatalogEntry) -> bool:
     return True
 
 
-def _together(first: ResidentModel, other: ResidentModel) -> ResidentModel:
+def _together(first: Resident, other: Resident) -> Resident:
     """One row for a model that is loaded twice, to answer and to embed. first: the one that stays longer."""
     shown = other if other.context > first.context else first
     return replace(
@@ -139,17 +139,17 @@ def _together(first: ResidentModel, other: ResidentModel) -> ResidentModel:
     )
 
 
-def _resident(slot: LoadSlot, about: ModelAbout) -> ResidentModel:
+def _resident(slot: LoadSlot, about: ServedRow) -> Resident:
     left = slot.seconds_left
     if slot.model is None:
-        return ResidentModel(about, left, about.size, about.context, loading=slot.watch.state)
+        return Resident(about, left, about.size, about.context, loading=slot.watch.state)
     if isinstance(slot.model, EmbeddingModel):
         more = {"backend": slot.model.placement.name, "backend_reason": slot.model.placement.why}
-        return ResidentModel(about, left, about.size, slot.model.max_tokens, more=more)
+        return Resident(about, left, about.size, slot.model.max_tokens, more=more)
     engine, placed = slot.model.engine, slot.model.placement
     stats = engine.stats()
     used = (stats.pages_total - stats.pages_free) * stats.page_bytes
-    return ResidentModel(
+    return Resident(
         about,
         left,
         max(about.size + used, placed.device_bytes),  # clients show device_bytes as a share of it

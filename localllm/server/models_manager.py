@@ -23,7 +23,7 @@ from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadListener, LoadWatch
 from localllm.server.loading import MemoryLoader, Model
 from localllm.server.options import FOREVER, ServerOptions
-from localllm.server.served import Lease, ModelAbout
+from localllm.server.served import Lease, ServedRow
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class LoadSlot:
     watch: LoadWatch = field(default_factory=LoadWatch)
     placed: Placement | None = None
     model: Model | None = None
-    about: ModelAbout | None = None
+    about: ServedRow | None = None
     users: int = 0
     last_used: float = field(default_factory=time.monotonic)
     loading: "asyncio.Task[Model] | None" = None

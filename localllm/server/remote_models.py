@@ -20,7 +20,7 @@ from localllm.server.fallbacks import is_remote, split_remote
 from localllm.server.limits import MAX_NAME_CHARS
 from localllm.server.load_watch import LoadListener
 from localllm.server.options import ServerOptions
-from localllm.server.served import Embedder, Lease, ModelAbout, ModelDescription, ResidentModel, ServedModel
+from localllm.server.served import Embedder, Lease, Resident, ServedDetails, ServedModel, ServedRow
 from localllm.settings import Settings
 
 # Clients offer tools only to models that list them, so all do; the remote server refuses what it cannot do.
@@ -79,8 +79,8 @@ class RemoteModels:
     def library_model(self, entry: RemoteEntry) -> LibraryModel:
         raise ApiError(501, f"{entry.name} is on {self._server.endpoint}")
 
-    def about(self, entry: RemoteEntry) -> ModelAbout:
-        return ModelAbout(
+    def about(self, entry: RemoteEntry) -> ServedRow:
+        return ServedRow(
             name=entry.name,
             created=0,
             modified=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
@@ -106,11 +106,11 @@ class RemoteModels:
     def set_adapters(self, _entry: RemoteEntry, _chosen: Sequence[tuple[int, float]]) -> NoReturn:
         raise unavailable("adapters")
 
-    def describe(self, entry: RemoteEntry, verbose: bool) -> ModelDescription:
+    def describe(self, entry: RemoteEntry, verbose: bool) -> ServedDetails:
         info: dict[str, Any] = {"general.architecture": "remote", "general.name": entry.name}
         if entry.model.context is not None:
             info["remote.context_length"] = entry.model.context
-        return ModelDescription(self.about(entry), CAPABILITIES, info=info)
+        return ServedDetails(self.about(entry), CAPABILITIES, info=info)
 
     def lease(
         self, entry: RemoteEntry, _keep_alive_s: float | None, _listener: LoadListener | None
@@ -126,7 +126,7 @@ class RemoteModels:
         """Forget the model's last request, so that it no longer counts as resident."""
         self._used.pop(entry.name, None)
 
-    async def resident(self) -> list[ResidentModel]:
+    async def resident(self) -> list[Resident]:
         now = time.monotonic()
         more = {"backend": "remote", "backend_reason": str(self._server.endpoint)}
         rows = []
@@ -134,7 +134,7 @@ class RemoteModels:
             used = self._used.get(entry.name)
             if used is not None and used + self._keep_alive_s > now:
                 about = self.about(entry)
-                rows.append(ResidentModel(about, used + self._keep_alive_s - now, 0, about.context, more=more))
+                rows.append(Resident(about, used + self._keep_alive_s - now, 0, about.context, more=more))
         return rows
 
     async def health(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from localllm.answer.event import AnsweringModel
 from localllm.library.behaviour import Behaviour
-from localllm.library.entry import LibraryModel, ModelDefaults
+from localllm.library.entry import LibraryModel, ManifestDefaults
 from localllm.server.load_watch import LoadListener, LoadState
 from localllm.settings import Settings
 
@@ -50,7 +50,7 @@ ModelT = TypeVar("ModelT")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelAbout:
+class ServedRow:
     """A model's row in lists. size: bytes; context: tokens; 0 and "" are unknown.
 
     created: seconds since the epoch; modified: RFC 3339. digest: 64 hex digits that identify the content. adapters:
@@ -74,27 +74,27 @@ class ModelAbout:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDescription:
+class ServedDetails:
     """Everything known about a model. info: its file's metadata; projector_info: its image projector's."""
 
-    about: ModelAbout
+    about: ServedRow
     capabilities: Sequence[str]
     template: str = ""
     behaviour: Behaviour = field(default_factory=Behaviour)
-    defaults: ModelDefaults = field(default_factory=ModelDefaults)
+    defaults: ManifestDefaults = field(default_factory=ManifestDefaults)
     info: Mapping[str, Any] = field(default_factory=dict)
     projector_info: Mapping[str, Any] | None = None
     tensors: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ResidentModel:
+class Resident:
     """A model that is loaded or loading. Sizes are bytes; seconds_left may be infinite.
 
     more: further fields for clients, by name.
     """
 
-    about: ModelAbout
+    about: ServedRow
     seconds_left: float
     size: int
     context: int
@@ -139,7 +139,7 @@ class ServedModels(Protocol):
     def library_model(self, entry: Any) -> LibraryModel:
         """The model's library entry. Raises ApiError 501 if the models are remote."""
 
-    def about(self, entry: Any) -> ModelAbout:
+    def about(self, entry: Any) -> ServedRow:
         """A model's row in lists."""
 
     def capabilities(self, entry: Any) -> Sequence[str]:
@@ -163,7 +163,7 @@ class ServedModels(Protocol):
         Also raises RequestError for unknown numbers and weights out of range.
         """
 
-    def describe(self, entry: Any, verbose: bool) -> ModelDescription:
+    def describe(self, entry: Any, verbose: bool) -> ServedDetails:
         """Describe the model; verbose adds arrays and tensors. Also raises LibraryError."""
 
     def lease(
@@ -177,7 +177,7 @@ class ServedModels(Protocol):
     def release(self, entry: Any) -> None:
         """Unload a model as soon as no request uses it. On the event loop."""
 
-    async def resident(self) -> list[ResidentModel]:
+    async def resident(self) -> list[Resident]:
         """The loaded models, those that stay longest first, then the loading ones."""
 
     async def health(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from localllm.server.metrics import Meter, Metrics
 from localllm.server.options import ServerOptions
 from localllm.server.remote_models import listed_models
 from localllm.server.semantic import Hit, Question, SemanticCache, StoredPrompt
-from localllm.server.served import Embedder, Lease, ModelAbout, ServedModel, ServedModels
+from localllm.server.served import Embedder, Lease, ServedModel, ServedModels, ServedRow
 from localllm.server.streams import interruptible
 
 log = logging.getLogger(__name__)
@@ -208,13 +208,13 @@ class Service:
             self._failed[model] = time.monotonic()
             log.warning("%s cannot answer, so the next model of its list does: %s", model, error)
 
-    def about(self, name: str) -> ModelAbout:
+    def about(self, name: str) -> ServedRow:
         """A model's row in lists; a fallback list's has the list's name. Blocks. Raises what `find` raises."""
         models, entry = self._find(name)
         about = models.about(entry)
         return replace(about, name=name.removesuffix(":latest")) if self.options.models_of(name) else about
 
-    def listed(self) -> list[tuple[ServedModels, Any, ModelAbout]]:
+    def listed(self) -> list[tuple[ServedModels, Any, ServedRow]]:
         """All models, and fallback lists, as in `find`, each with its row; without those whose files cannot be read.
 
         Blocks.
@@ -232,12 +232,12 @@ class Service:
                 found.append((models, entry, replace(models.about(entry), name=name)))
         return found
 
-    async def rows(self) -> list[tuple[ModelAbout, int]]:
+    async def rows(self) -> list[tuple[ServedRow, int]]:
         """The rows of `listed`, each with the model's context."""
         found = [about for *_, about in await to_thread.run_sync(self.listed)]
         return list(zip(found, await self.contexts(found), strict=True))
 
-    async def contexts(self, models: Sequence[ModelAbout]) -> list[int]:
+    async def contexts(self, models: Sequence[ServedRow]) -> list[int]:
         """The most tokens of prompt and answer together: those of loaded models, else what a load would ask for.
 
         0 is unknown.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gguf_io import ModelFile
 from localllm.speed.formats import FormatRates
-from localllm.speed.kept import KeptLimits, KeptModel, kept_limits
+from localllm.speed.kept import KeptLimits, KeptSpeed, kept_limits
 from localllm.text import human_speed
 from models.errors import UnsupportedModelError
 from models.kv_layout import MAX_ROWS
@@ -129,7 +129,7 @@ def _by_formats(needs: "NativeNeeds", read: float, kept: KeptLimits) -> Expected
     measured.sort(key=lambda model: abs(math.log(model.read / read)))
     read_rates: dict[str, float] = {}
     compute_rates: dict[str, float] = {}
-    used: list[KeptModel] = []
+    used: list[KeptSpeed] = []
     wanted = {*needs.row, *needs.logits}
     for model in measured:
         assert model.rates is not None
@@ -150,14 +150,14 @@ def _by_formats(needs: "NativeNeeds", read: float, kept: KeptLimits) -> Expected
     )
 
 
-def _most_alike(read: float, weights: str, kept: KeptLimits) -> KeptModel | None:
-    def distance(model: KeptModel) -> tuple[bool, float]:
+def _most_alike(read: float, weights: str, kept: KeptLimits) -> KeptSpeed | None:
+    def distance(model: KeptSpeed) -> tuple[bool, float]:
         return model.format != weights, abs(math.log(model.read / read))
 
     return min(kept.models, key=distance, default=None)
 
 
-def _error(read: float, weights: str, model: KeptModel | None) -> float:
+def _error(read: float, weights: str, model: KeptSpeed | None) -> float:
     if model is None:
         return OTHER_ERROR
     factor = max(model.read / read, read / model.read) if model.format == weights else math.inf

@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class KeptModel:
+class KeptSpeed:
     """What a model reached. read: bytes that a decoded token reads. format: the type of most of its weights.
 
     read_rate: bytes per second in decoding. int8_rate, floats_rate: operations per second in prefill, None if not
@@ -55,7 +55,7 @@ class KeptLimits:
     read: float
     int8: float
     floats: float
-    models: tuple[KeptModel, ...] = ()
+    models: tuple[KeptSpeed, ...] = ()
 
 
 def kept_path() -> Path:
@@ -88,9 +88,9 @@ def store(entries: Iterable[KeptLimits]) -> None:
     write_whole(path, json.dumps({"machines": [asdict(kept) for kept in entries]}, indent=1).encode())
 
 
-def _read_model(content: dict[str, Any]) -> KeptModel:
+def _read_model(content: dict[str, Any]) -> KeptSpeed:
     rates = content.get("rates")
-    return KeptModel(**{**content, "rates": FormatRates(**rates) if rates else None})
+    return KeptSpeed(**{**content, "rates": FormatRates(**rates) if rates else None})
 
 
 def every_entry() -> Iterator[KeptLimits]:

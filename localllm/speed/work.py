@@ -21,7 +21,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWork:
+class TokenWork:
     """The cost of a row, of a row's logits, and of reading stored tokens.
 
     row, logits: as in RecordedStep.products. looks: for each layer, the number of previous tokens that a row reads at
@@ -83,7 +83,7 @@ def attention_operations(file: ModelFile, tokens: int) -> float:
     return 4 * heads.queries * heads.size * seen
 
 
-def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> ModelWork:
+def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> TokenWork:
     """The native engine's work per token, from the header alone: loads nothing and reads no tensor.
 
     Raises UnsupportedModelError for models that the native engine does not support, ModelFileError for incomplete
@@ -91,4 +91,4 @@ def work_in_header(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) 
     """
     needs = native_needs(file, kv_types)
     row, logits = (sum(part.values(), Products()) for part in (needs.row, needs.logits))
-    return ModelWork(row, logits, looks(file, kv_types))
+    return TokenWork(row, logits, looks(file, kv_types))

@@ -13,8 +13,8 @@ from localllm.engine.inspection import EngineSnapshot
 from localllm.engine.request import Counts, FinishReason, Timings
 from localllm.errors import LocalLLMError
 from localllm.library.modelfile import Modelfile
-from localllm.wings.lab.laboratory import ModelCosts
-from tui.backend import ModelChoice, ModelInfo
+from localllm.wings.lab.laboratory import MachineCosts
+from tui.backend import LoadedInfo, PickerRow
 from tui.laboratory import Laboratory
 
 
@@ -73,7 +73,7 @@ class FakeBackend:
         self.loaded: list[str] = []
         self.closed = False
         self.snapshot: EngineSnapshot | None = None
-        self.model_costs: ModelCosts | None = None
+        self.model_costs: MachineCosts | None = None
         self.converses = converses
         self.load_error = load_error
         self.submit_error = submit_error
@@ -82,12 +82,12 @@ class FakeBackend:
         self.priced: list[AnswerRequest] = []
         self.seen: list[bytes] = []  # pictures whose tokens were counted
         self.saved: list[tuple[str, Modelfile]] = []
-        self.info: ModelInfo | None = None
+        self.info: LoadedInfo | None = None
         self.gate = threading.Event()  # loads last until it is set
         self.gate.set()
         self.unavailable: set[str] = set()
 
-    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> LoadedInfo:
         self.asked.append(name)
         if self.load_error or name in self.unavailable:
             raise LocalLLMError(self.load_error or f"{name} cannot be had.")
@@ -96,7 +96,7 @@ class FakeBackend:
             progress("loading weights", 0.5)
         progress("loading weights", 0.5)  # a load that was stopped while the gate was closed ends here
         self.loaded.append(name)
-        self.info = ModelInfo(name, "fake", 4096, converses=self.converses, sees=self.sees)
+        self.info = LoadedInfo(name, "fake", 4096, converses=self.converses, sees=self.sees)
         return self.info
 
     def submit(self, request: AnswerRequest) -> FakeAnswer:
@@ -124,10 +124,10 @@ class FakeBackend:
         words = sum(len(str(message["content"]).split()) for message in request.messages)
         return Counts(words, min(self.known, words))
 
-    def models(self, near: str | None) -> Sequence[ModelChoice]:
+    def models(self, near: str | None) -> Sequence[PickerRow]:
         return (
-            ModelChoice("alpha.gguf", 4 * 2**30, "Q4_K", "7 B", 32768, 6 * 2**30, loaded=True),
-            ModelChoice("beta.gguf", 2**30, "Q8_0", "1 B", 8192, 2 * 2**30),
+            PickerRow("alpha.gguf", 4 * 2**30, "Q4_K", "7 B", 32768, 6 * 2**30, loaded=True),
+            PickerRow("beta.gguf", 2**30, "Q8_0", "1 B", 8192, 2 * 2**30),
         )
 
     def save(self, name: str, recipe: Modelfile) -> None:

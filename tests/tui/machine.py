@@ -12,11 +12,11 @@ from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, 
 from localllm.library.suggestions import ranked
 from localllm.speed.expected import expected_decode
 from localllm.speed.kept import KeptLimits
-from localllm.wings.lab.laboratory import ModelCosts, StepPart
+from localllm.wings.lab.laboratory import MachineCosts, StepPart
 from localllm.wings.lab.simulate.shape import llama_3_8b
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tui.app import ChatApp
-from tui.backend import ModelChoice
+from tui.backend import PickerRow
 from tui.choices import to_pull
 
 QUESTION = "Why do trees lose their leaves?"
@@ -85,7 +85,7 @@ SHAPE = replace(
     llama_3_8b(), layers=1, kv_heads=4, head_size=64, weights=9e9, dense_bytes=8e9, output_bytes=1e9,
     row_operations=16e9, output_operations=2e9,
 )  # fmt: skip
-COSTS = ModelCosts(SHAPE, (StepPart("layers", 8e9, 16e9), StepPart("logits", 1e9, 2e9)), 8.0, "f16", 90e9, 1800e9)
+COSTS = MachineCosts(SHAPE, (StepPart("layers", 8e9, 16e9), StepPart("logits", 1e9, 2e9)), 8.0, "f16", 90e9, 1800e9)
 MEASURED = KeptLimits("a processor", "avx2", 2, "2026-11-23", read=20e9, int8=500e9, floats=100e9)
 RIVALS = Logprob(b" water", math.log(0.75), ((b" water", math.log(0.75)), (b" light", math.log(0.2))))
 
@@ -102,10 +102,10 @@ class Machine(FakeBackend):
         """The constant result of a periodic query, which pictures must not depend on."""
         return None
 
-    def models(self, near: str | None) -> list[ModelChoice]:
+    def models(self, near: str | None) -> list[PickerRow]:
         """Listed once the chat behind the list is complete, so that the picture is always the same."""
         assert self.painted.wait(60)
-        built_in = ModelChoice(
+        built_in = PickerRow(
             "builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in", suits="small stories"
         )
         speeds = [(one, expected_decode(one.read, one.main_type, MEASURED)[0]) for one in ranked(4 * 2**30)]

@@ -30,7 +30,7 @@ from tests.tui.machine import ANSWER, NEW, NOTES, OLD, QUESTION, QUOTING, RIVALS
 from tui.app import ChatApp
 from tui.screens.approval import ApprovalScreen
 from tui.screens.inspector import InspectorScreen
-from tui.screens.models import ModelsScreen
+from tui.screens.models import PickerScreen
 from tui.screens.parameters import ParametersScreen
 from tui.screens.question import QuestionScreen
 from tui.screens.sessions import SessionsScreen
@@ -109,7 +109,7 @@ async def wrong(pilot: Pilot[None]) -> None:
 async def first_model(pilot: Pilot[None]) -> None:
     await until(pilot, lambda: "F1" in str(chat_of(pilot).query_one(KeyBar).content))
     machine_of(pilot).painted.set()
-    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
+    await until(pilot, lambda: isinstance(pilot.app.screen, PickerScreen) and pilot.app.screen.choices)
     entries = pilot.app.screen.query_one(OptionList)
     await until(pilot, lambda: fits(entries))
 
@@ -126,7 +126,7 @@ async def models(pilot: Pilot[None]) -> None:
     await answer(pilot)
     machine_of(pilot).painted.set()
     await pilot.press("f4")
-    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
+    await until(pilot, lambda: isinstance(pilot.app.screen, PickerScreen) and pilot.app.screen.choices)
     await until(pilot, lambda: fits(pilot.app.screen.query_one(OptionList)))
 
 

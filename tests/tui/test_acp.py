@@ -33,7 +33,7 @@ from tests.fakes.scripted_model import call, write_scripted_model
 from tests.gguf_io.test_sounds import wav
 from tests.systems import use_own_places
 from tui.acp.agent import LocalAgent
-from tui.backend import ModelInfo
+from tui.backend import LoadedInfo
 
 DONE = [said("Done."), ended()]
 PNG = base64.b64decode(
@@ -54,7 +54,7 @@ def edit(path: str, old: str, new: str) -> tuple[str, dict[str, Any]]:
 class Untitled(FakeBackend):
     """A model too small to write titles, so that every script is an answer."""
 
-    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> ModelInfo:
+    def load(self, name: str, progress: LoadProgress, pull: bool = True) -> LoadedInfo:
         self.info = replace(super().load(name, progress, pull), titles=False)
         return self.info
 

@@ -15,7 +15,7 @@ from localllm.answer.event import AnswerEvent, Logprob
 from localllm.engine.inspection import EngineSnapshot, PrefixView, RequestView, StepRecord
 from localllm.engine.inspection_data import snapshot_data, snapshot_of
 from localllm.engine.request import Counts, Timings
-from localllm.wings.lab.laboratory import ModelCosts, Reached, Setting, forecast, points
+from localllm.wings.lab.laboratory import MachineCosts, Reached, Setting, forecast, points
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
 from tests.tui.conftest import MakeApp
@@ -233,7 +233,7 @@ def test_the_roofline_has_a_slope_a_roof_and_points() -> None:
 
 def test_costs_and_snapshots_travel_as_json() -> None:
     there = json.loads(json.dumps({"costs": COSTS.as_data(), "snapshot": snapshot_data(SNAPSHOT)}))
-    assert ModelCosts.from_data(there["costs"]) == COSTS
+    assert MachineCosts.from_data(there["costs"]) == COSTS
     back = snapshot_of(there["snapshot"])
     assert back.page_holders.tolist() == SNAPSHOT.page_holders.tolist()
     empty = np.zeros(0, np.int32)

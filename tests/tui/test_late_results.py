@@ -16,9 +16,9 @@ from localllm.errors import LocalLLMError
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.backend import ModelChoice
+from tui.backend import PickerRow
 from tui.screens.inspector import InspectorScreen
-from tui.screens.models import ModelsScreen
+from tui.screens.models import PickerScreen
 
 LOOK = EngineSnapshot(
     steps=(), requests=(), prefixes=(), page_size=16, pages_total=8, page_holders=np.zeros(0, np.int32)
@@ -37,7 +37,7 @@ class Slow(FakeBackend):
     def inspect(self) -> "Future[EngineSnapshot]":
         return self.look
 
-    def models(self, near: str | None) -> Sequence[ModelChoice]:
+    def models(self, near: str | None) -> Sequence[PickerRow]:
         self.listed.wait(60)
         if self._fails:
             raise LocalLLMError("The disk is gone.")
@@ -70,7 +70,7 @@ def test_models_are_found_or_not_late(make_app: MakeApp) -> None:
         async with make_app(backend).run_test() as pilot:
             await loaded(pilot)
             await pilot.press("f4")
-            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen))
+            await until(pilot, lambda: isinstance(pilot.app.screen, PickerScreen))
             await widgets_leave(pilot)
             backend.listed.set()
             await pilot.pause(0.05)

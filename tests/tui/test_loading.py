@@ -20,29 +20,29 @@ from tests.localllm.library.model_server import ModelServer
 from tests.systems import use_own_places
 from tests.tui.chatting import answered, ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.backend import LoadStoppedError, ModelChoice, short_name
+from tui.backend import LoadStoppedError, PickerRow, short_name
 from tui.choices import model_choices
 from tui.commands.sessions import open_session
-from tui.screens.models import ModelsScreen
+from tui.screens.models import PickerScreen
 from tui.screens.question import QuestionScreen
 from tui.screens.sessions import SessionsScreen
 from tui.widgets.frame import KeyBar
 
-BUILT_IN = ModelChoice("builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in")
-TO_PULL = ModelChoice("small:1b", 10**9, memory=10**9, here=False, suits="short answers", licence="MIT")
+BUILT_IN = PickerRow("builtin", 6_000_000, "Q8_0", "5.6 M", 1024, 30_000_000, source="built-in")
+TO_PULL = PickerRow("small:1b", 10**9, memory=10**9, here=False, suits="short answers", licence="MIT")
 
 
 class NewBackend(FakeBackend):
     """A machine on which the user has no model."""
 
-    def models(self, near: str | None) -> Sequence[ModelChoice]:
+    def models(self, near: str | None) -> Sequence[PickerRow]:
         return (BUILT_IN, TO_PULL)
 
 
-async def offered(pilot: Pilot[None]) -> ModelsScreen:
-    await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
+async def offered(pilot: Pilot[None]) -> PickerScreen:
+    await until(pilot, lambda: isinstance(pilot.app.screen, PickerScreen) and pilot.app.screen.choices)
     screen = pilot.app.screen
-    assert isinstance(screen, ModelsScreen)
+    assert isinstance(screen, PickerScreen)
     return screen
 
 
@@ -398,9 +398,9 @@ def test_the_picker_completes_paths(make_app: MakeApp, tmp_path: Path) -> None:
         async with make_app(backend).run_test() as pilot:
             await loaded(pilot)
             await pilot.press("f4")
-            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
+            await until(pilot, lambda: isinstance(pilot.app.screen, PickerScreen) and pilot.app.screen.choices)
             screen = pilot.app.screen
-            assert isinstance(screen, ModelsScreen)
+            assert isinstance(screen, PickerScreen)
             entries, field = screen.entries, screen.field
 
             def listed() -> list[str]:

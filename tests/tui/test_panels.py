@@ -11,7 +11,7 @@ from localllm.chats import SessionStore
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, chat_of, loaded, say, until
 from tests.tui.conftest import MakeApp
-from tui.screens.models import ModelsScreen
+from tui.screens.models import PickerScreen
 from tui.screens.parameters import ParametersScreen
 from tui.widgets.frame import KeyBar
 
@@ -24,7 +24,7 @@ def test_another_model_answers_the_same_conversation(make_app: MakeApp) -> None:
             chat = await loaded(pilot)
             await ask(pilot, "First")
             await pilot.press("f4")
-            await until(pilot, lambda: isinstance(pilot.app.screen, ModelsScreen) and pilot.app.screen.choices)
+            await until(pilot, lambda: isinstance(pilot.app.screen, PickerScreen) and pilot.app.screen.choices)
             await pilot.press(*"beta", "enter")
             await until(pilot, lambda: chat.info and chat.info.name == "beta.gguf")
             answer = await ask(pilot, "Second")

@@ -18,9 +18,9 @@ from localllm.chats.conversation import Conversation
 from localllm.chats.parameters import Parameters
 from localllm.errors import LocalLLMError, RequestError
 from tui.acp.content import Blocks, Servers, servers_of
-from tui.acp.models import Models
+from tui.acp.models import SessionLoader
 from tui.acp.session import MODES, EditorSession
-from tui.backend import Backend, ModelInfo, short_name
+from tui.backend import Backend, LoadedInfo, short_name
 
 _FOLDER = "agent folder "  # the store's key for a session's folder, followed by the session's id
 _INVALID, _FAILED, _NOT_FOUND = -32602, -32603, -32002
@@ -50,7 +50,7 @@ class LocalAgent:
         """model: "" selects the last one used. remembered_as: the store's key for it."""
         self._store, self._remembered_as = store, remembered_as
         self._parameters = replace(parameters, tools=True)
-        self._models = Models(backend, self._use)
+        self._models = SessionLoader(backend, self._use)
         self._sessions: dict[str, EditorSession] = {}
         self._client: Client
         self._of_editor = schema.ClientCapabilities()
@@ -194,7 +194,7 @@ class LocalAgent:
     def _stored(self) -> set[str]:
         return {str(one.id) for one in self._store.sessions(limit=-1)} | self._sessions.keys()
 
-    def _use(self, name: str, info: ModelInfo) -> None:
+    def _use(self, name: str, info: LoadedInfo) -> None:
         """Remember a model that was loaded, and switch all sessions to it."""
         self._store.remember(self._remembered_as, name)
         for session in self._sessions.values():
@@ -241,7 +241,7 @@ def _folder(cwd: str, more: list[str] | None) -> Path:
     return Path(cwd)
 
 
-def _apply(conversation: Conversation, name: str, info: ModelInfo) -> None:
+def _apply(conversation: Conversation, name: str, info: LoadedInfo) -> None:
     """Switch a conversation to a model, with its defaults; tools stay as they are."""
     if info.settings is not None:
         conversation.set_defaults(replace(Parameters.from_settings(info.settings), tools=True))

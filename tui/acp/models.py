@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from localllm.background import in_thread
 from localllm.errors import RequestError
-from tui.backend import Backend, LoadStoppedError, ModelInfo
+from tui.backend import Backend, LoadedInfo, LoadStoppedError
 
 POLL_S = 0.05
 
 
-class Models:
+class SessionLoader:
     """name: of the model that is loaded or loading, "" for none. on_load: called with each model that was loaded."""
 
-    def __init__(self, backend: Backend, on_load: Callable[[str, ModelInfo], None]) -> None:
+    def __init__(self, backend: Backend, on_load: Callable[[str, LoadedInfo], None]) -> None:
         self.backend = backend
         self.name = ""
         self._on_load = on_load
@@ -29,7 +29,7 @@ class Models:
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # `loaded` raises it
         return self._task
 
-    async def loaded(self, stop: threading.Event) -> ModelInfo:
+    async def loaded(self, stop: threading.Event) -> LoadedInfo:
         """Wait for the model. Raises LocalLLMError if there is none, and RequestError once `stop` is set."""
         while self._task and not self._task.done():
             if stop.is_set():

@@ -24,10 +24,10 @@ from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
 from tui.acp.content import Blocks, call_id, end_of, preview_of, read_prompt, replayed, start_of, title
 from tui.acp.files import EditorFiles
-from tui.acp.models import Models
+from tui.acp.models import SessionLoader
 from tui.acp.terminals import EditorTerminals
 from tui.answering import make_title, summarise
-from tui.backend import ModelInfo, short_name
+from tui.backend import LoadedInfo, short_name
 
 POLL_S = 0.05
 
@@ -54,7 +54,7 @@ class EditorSession(ToolLoop):
     def __init__(
         self,
         client: Client,
-        models: Models,
+        models: SessionLoader,
         conversation: Conversation,
         folder: Path,
         servers: Mapping[str, Mapping[str, Any]],
@@ -207,7 +207,7 @@ class EditorSession(ToolLoop):
             conversation.save(message)
         return message
 
-    async def _offered(self, info: ModelInfo) -> list[dict[str, Any]]:
+    async def _offered(self, info: LoadedInfo) -> list[dict[str, Any]]:
         """The tools for the model; says which MCP servers did not start, once."""
         tools = await self.offered(short_name(info.name), info.converses)
         problems, self.problems = self.problems, []

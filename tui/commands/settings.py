@@ -58,13 +58,13 @@ async def save(chat: ChatScreen, argument: str) -> None:
 
 
 async def choose_model(chat: ChatScreen, _argument: str) -> None:
-    from tui.screens.models import ModelsScreen
+    from tui.screens.models import PickerScreen
 
     def chosen(name: str | None) -> None:
         if name:
             chat.app.run_worker(chat.attempt(chat.load_model(name)))
 
-    chat.app.push_screen(ModelsScreen(chat.backend, chat.conversation.model or None), chosen)
+    chat.app.push_screen(PickerScreen(chat.backend, chat.conversation.model or None), chosen)
 
 
 async def edit_parameters(chat: ChatScreen, _argument: str) -> None:

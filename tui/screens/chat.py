@@ -19,10 +19,10 @@ from localllm.engine.request import Counts, FinishReason
 from localllm.errors import LocalLLMError
 from tui.answering import make_title
 from tui.attachments import FileWeight, MissingFileError, Weight, named_files, text_file, weigh
-from tui.backend import Backend, ModelInfo, short_name
+from tui.backend import Backend, LoadedInfo, short_name
 from tui.screens.chat_view import ChatView, Pictured
 from tui.screens.folder import ChatFolder
-from tui.screens.loading import ModelLoader
+from tui.screens.loading import ChatLoader
 from tui.screens.tabs import Tabs
 from tui.screens.tools import ChatTools
 from tui.screens.writing import AnswerWriter
@@ -64,7 +64,7 @@ class ChatScreen(ChatView):
         self,
         conversation: Conversation,
         backend: Backend,
-        loader: ModelLoader,
+        loader: ChatLoader,
         tabs: "Tabs[ChatScreen]",
         mode: str,
         pull: bool,
@@ -104,7 +104,7 @@ class ChatScreen(ChatView):
         self.folder.close()
 
     @property
-    def info(self) -> ModelInfo | None:
+    def info(self) -> LoadedInfo | None:
         """The current model; None while one is loading."""
         return None if self.loader.busy else self.backend.info
 

@@ -10,14 +10,14 @@ from textual.app import App
 from localllm.background import in_thread
 from localllm.chats.parameters import Parameters
 from localllm.errors import LocalLLMError
-from tui.backend import Backend, LoadStoppedError, ModelChoice, ModelInfo, short_name
+from tui.backend import Backend, LoadedInfo, LoadStoppedError, PickerRow, short_name
 from tui.screens.chat_view import ChatView
 
-BUILT_IN = "built-in"  # a ModelChoice's source
+BUILT_IN = "built-in"  # a PickerRow's source
 FLUSH_S = 1 / 25  # between two drawings of an answer, or of a load's progress
 
 
-class ModelLoader:
+class ChatLoader:
     """Loads one model at a time, for all chats. Starting a load abandons the previous one; conversations stay."""
 
     def __init__(self, backend: Backend, app: App[None], remembered_as: str) -> None:
@@ -81,7 +81,7 @@ class ModelLoader:
 
     async def offer(self, chat: ChatView) -> None:
         """Let the user choose a model; load the built-in one if they choose none."""
-        from tui.screens.models import ModelsScreen
+        from tui.screens.models import PickerScreen
 
         try:
             choices = await in_thread(lambda: self._backend.models(None))
@@ -94,7 +94,7 @@ class ModelLoader:
             if name or built_in:
                 self.begin(name or built_in, chat, built_in)
 
-        self._app.push_screen(ModelsScreen(self._backend, None, _heading(choices)), chosen)
+        self._app.push_screen(PickerScreen(self._backend, None, _heading(choices)), chosen)
 
     def _end(self) -> None:
         """Abandon the running load; its thread ends at its next progress call."""
@@ -149,7 +149,7 @@ class ModelLoader:
             chat.status_line.facts.activity = None
             self._show_model(chat, self._backend.info)
 
-    def _show_model(self, chat: ChatView, info: ModelInfo | None) -> None:
+    def _show_model(self, chat: ChatView, info: LoadedInfo | None) -> None:
         facts = chat.status_line.facts
         facts.model, facts.place, facts.context = (
             (short_name(info.name), info.place, info.context) if info else ("", "", None)
@@ -158,7 +158,7 @@ class ModelLoader:
         chat.status_line.redraw()
         chat.refresh_bindings()
 
-    def _use(self, chat: ChatView, name: str, info: ModelInfo) -> None:
+    def _use(self, chat: ChatView, name: str, info: LoadedInfo) -> None:
         """Switch a conversation to the model that was loaded under this name."""
         conversation = chat.conversation
         if info.settings is not None:
@@ -187,7 +187,7 @@ class ModelLoader:
             chat.notify(why, markup=False)
 
 
-def _heading(choices: Sequence[ModelChoice]) -> str:
+def _heading(choices: Sequence[PickerRow]) -> str:
     if any(choice.here and choice.source != BUILT_IN for choice in choices):
         return "Which model should answer?"
     return "No model is installed yet: use the built-in one, or pull a better one"

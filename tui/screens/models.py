@@ -18,7 +18,7 @@ from localllm.background import in_thread
 from localllm.errors import LocalLLMError
 from localllm.files import user_path, with_slashes
 from localllm.text import columns_of, counted, harmless, human_bytes, human_speed
-from tui.backend import Backend, ModelChoice, short_name
+from tui.backend import Backend, PickerRow, short_name
 from tui.status import MUTED
 from tui.widgets.completion import matching_paths
 from tui.widgets.frame import KeyBar
@@ -27,7 +27,7 @@ MOST_PATHS = 1000
 _DRIVE = re.compile(r"[A-Za-z]:/")  # on Windows
 
 
-class ModelsScreen(ModalScreen[str | None]):
+class PickerScreen(ModalScreen[str | None]):
     """Returns the name of the model to load, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -43,7 +43,7 @@ class ModelsScreen(ModalScreen[str | None]):
         self._backend = backend
         self._present = present
         self._heading = heading
-        self.choices: Sequence[ModelChoice] = ()
+        self.choices: Sequence[PickerRow] = ()
         # Kept as attributes, not queried: results and layout callbacks may come after the widgets have been unmounted.
         self.field = Input(placeholder="Search, or type a name, a URL or a path")
         self.entries = OptionList(markup=False)
@@ -163,7 +163,7 @@ def _path_option(path: str) -> Option:
     )
 
 
-def _option(choice: ModelChoice, free: int, width: int) -> Option:
+def _option(choice: PickerRow, free: int, width: int) -> Option:
     """Two lines: name, use or source, and speed; then size, quantization, context, licence and memory."""
     name = harmless(short_name(choice.name))
     speed = f"about {human_speed(choice.speed)} tok/s" if choice.speed else ""

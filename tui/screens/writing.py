@@ -12,9 +12,9 @@ from localllm.chats.database import SessionError
 from localllm.chats.ending import note_end
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError, RequestError
-from tui.backend import ModelInfo, short_name
+from tui.backend import LoadedInfo, short_name
 from tui.screens.chat_view import ChatView
-from tui.screens.loading import FLUSH_S, ModelLoader
+from tui.screens.loading import FLUSH_S, ChatLoader
 from tui.screens.tools import ChatTools
 from tui.status import Latency, SpeedMeter
 from tui.widgets.messages import AnswerView
@@ -29,7 +29,7 @@ DRAW_SHARE = 0.08
 class AnswerWriter:
     """Writes the answers of one chat, one at a time."""
 
-    def __init__(self, chat: ChatView, loader: ModelLoader, tools: ChatTools, latency: Latency) -> None:
+    def __init__(self, chat: ChatView, loader: ChatLoader, tools: ChatTools, latency: Latency) -> None:
         """latency: records the times of all answers."""
         self._chat, self._conversation, self._facts = chat, chat.conversation, chat.status_line.facts
         self._loader, self._tools, self._latency = loader, tools, latency
@@ -100,7 +100,7 @@ class AnswerWriter:
         self._heard_at, self._facts.silent_s = time.monotonic(), 0.0
         self._chat.status_line.redraw()
 
-    async def _model_loaded(self) -> ModelInfo:
+    async def _model_loaded(self) -> LoadedInfo:
         """Wait for a model that is loading. Raises RequestError if the load fails or the answer was stopped."""
         while self._loader.busy and not self._chat.stopping.is_set():
             await asyncio.sleep(FLUSH_S)

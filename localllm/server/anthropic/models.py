@@ -10,7 +10,7 @@ from starlette.types import Scope
 from localllm.server.anthropic.messages import AnthropicRoute
 from localllm.server.bodies import Object
 from localllm.server.errors import ApiError
-from localllm.server.served import ModelAbout
+from localllm.server.served import ServedRow
 from localllm.server.service import ServiceDep
 
 HEADER = b"anthropic-version"
@@ -56,7 +56,7 @@ async def model(model: str, service: ServiceDep) -> Object:
     return _row(about, (await service.contexts([about]))[0])
 
 
-def _row(about: ModelAbout, context: int) -> Object:
+def _row(about: ServedRow, context: int) -> Object:
     made = datetime.fromtimestamp(about.created, UTC).isoformat().replace("+00:00", "Z")
     told: Object = {"type": "model", "id": about.name, "display_name": about.name, "created_at": made}
     return told | ({"max_input_tokens": context, "max_tokens": context} if context else {})

@@ -14,7 +14,7 @@ from pydantic import Field
 from localllm.answer.late_tools import definitions
 from localllm.answer.request import AnswerRequest, PinnedStart
 from localllm.server.anthropic.client_tools import known
-from localllm.server.bodies import Body, Extensions, ModelBody, Object, Objects, note_ignored, shown
+from localllm.server.bodies import Body, Extensions, NamedBody, Object, Objects, note_ignored, shown
 from localllm.server.contents import (
     Part,
     file_parts,
@@ -72,7 +72,7 @@ class OutputConfig(Body):
     effort: Annotated[str, Field(max_length=32)] | None = None
 
 
-class CountBody(ModelBody):
+class CountBody(NamedBody):
     """/v1/messages/count_tokens; also a part of /v1/messages."""
 
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]

@@ -17,7 +17,7 @@ from localllm.server.bodies import (
     Body,
     ComputedBody,
     Messages,
-    ModelBody,
+    NamedBody,
     Object,
     Tokens,
     Tools,
@@ -48,7 +48,7 @@ class LlamaCppRoute(ProtocolRoute):
 router = APIRouter(route_class=LlamaCppRoute, tags=["llama.cpp"])
 
 
-class TokenizeBody(ModelBody):
+class TokenizeBody(NamedBody):
     """/tokenize. add_special adds BOS and the like; parse_special parses the names of special tokens.
 
     prompt and add_special_tokens: vLLM's form, in which names of special tokens are always parsed.
@@ -62,13 +62,13 @@ class TokenizeBody(ModelBody):
     with_pieces: bool = False
 
 
-class DetokenizeBody(ModelBody):
+class DetokenizeBody(NamedBody):
     """/detokenize."""
 
     tokens: Tokens
 
 
-class TemplateBody(ModelBody):
+class TemplateBody(NamedBody):
     """/apply-template."""
 
     messages: Messages

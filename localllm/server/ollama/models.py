@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 
 from localllm.errors import LocalLLMError
 from localllm.library.behaviour import Behaviour
-from localllm.library.entry import ModelDefaults
+from localllm.library.entry import ManifestDefaults
 from localllm.server.bodies import Object, keep_alive_s, stop_strings
 from localllm.server.embeddings import embed_all
 from localllm.server.json_body import ProtocolRoute
@@ -24,7 +24,7 @@ from localllm.server.ollama.options import read_options
 from localllm.server.ollama.schema import EmbedBody, OllamaEmbeddingsBody, ShowBody
 from localllm.server.ollama.wire import NANOSECONDS
 from localllm.server.options import FOREVER
-from localllm.server.served import ModelAbout, ResidentModel, ServedModels
+from localllm.server.served import Resident, ServedModels, ServedRow
 from localllm.server.service import Service, ServiceDep
 from localllm.server.wire import load_progress
 
@@ -112,7 +112,7 @@ def _tags(service: Service) -> list[Object]:
     return rows
 
 
-def _row(about: ModelAbout) -> Object:
+def _row(about: ServedRow) -> Object:
     return {
         "name": about.name,
         "model": about.name,
@@ -123,7 +123,7 @@ def _row(about: ModelAbout) -> Object:
     }
 
 
-def _details(about: ModelAbout) -> Object:
+def _details(about: ServedRow) -> Object:
     return {
         "parent_model": "",
         "format": about.format,
@@ -136,7 +136,7 @@ def _details(about: ModelAbout) -> Object:
     }
 
 
-def _resident(model: ResidentModel) -> Object:
+def _resident(model: Resident) -> Object:
     left = model.seconds_left
     never = left == FOREVER or left > timedelta.max.total_seconds() / 10**4
     expires = _NEVER if never else datetime.now(UTC) + timedelta(seconds=left)
@@ -180,7 +180,7 @@ def _shown(models: ServedModels, entry: Any, body: ShowBody) -> Object:
     }
 
 
-def _modelfile(name: str, behaviour: Behaviour, defaults: ModelDefaults, parameters: Sequence[str]) -> str:
+def _modelfile(name: str, behaviour: Behaviour, defaults: ManifestDefaults, parameters: Sequence[str]) -> str:
     """A Modelfile from which `create` would make the same model."""
     lines = [f"FROM {name}"]
     if defaults.template:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from localllm.answer.request import AnswerRequest
 from localllm.engine.request import ContextPolicy
-from localllm.server.bodies import DEFAULTS, Body, ModelBody, Object, Objects
+from localllm.server.bodies import DEFAULTS, Body, NamedBody, Object, Objects
 from localllm.server.errors import ApiError
 from localllm.server.keys import namespace_of
 from localllm.server.limits import MAX_MESSAGES
@@ -31,7 +31,7 @@ _SUMMARISE = (
 Items = Annotated[list[Object], Field(fail_fast=True, max_length=MAX_MESSAGES)]
 
 
-class CompactBody(ModelBody):
+class CompactBody(NamedBody):
     """/v1/responses/compact."""
 
     input: str | Items = ""

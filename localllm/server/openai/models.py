@@ -13,7 +13,7 @@ from localllm.server.bodies import Object, keep_alive_s
 from localllm.server.embeddings import embed_all
 from localllm.server.openai.schema import EmbeddingsBody
 from localllm.server.openai.wire import BareRoute, OpenAIRoute
-from localllm.server.served import ModelAbout
+from localllm.server.served import ServedRow
 from localllm.server.service import ServiceDep
 
 router = APIRouter(route_class=OpenAIRoute, tags=["OpenAI"])
@@ -64,7 +64,7 @@ async def embeddings(body: EmbeddingsBody, service: ServiceDep) -> Object:
     }
 
 
-def _row(about: ModelAbout, context: int) -> Object:
+def _row(about: ServedRow, context: int) -> Object:
     """A model in OpenAI's form, with its context and an adapter's parent as vLLM and llama.cpp name them."""
     told: Object = {"id": about.name, "object": "model", "created": about.created, "owned_by": about.owner}
     meta = {"n_ctx": context, "n_ctx_train": about.context, "n_embd": about.width, "size": about.size}

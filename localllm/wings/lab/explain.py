@@ -12,14 +12,14 @@ from localllm.text import human_bytes, human_seconds, human_speed, table
 from localllm.wings.lab.formulas import memory, speed
 from localllm.wings.lab.formulas.hardware import HARDWARE
 from localllm.wings.lab.simulate.machines import Machine
-from localllm.wings.lab.simulate.shape import ModelShape
+from localllm.wings.lab.simulate.shape import StepShape
 
 if TYPE_CHECKING:
     from gguf_io import ModelFile
     from gpu_offload.options import Use
     from localllm.speed.expected import ExpectedSpeed
     from localllm.speed.kept import KeptLimits
-    from localllm.speed.work import ModelWork
+    from localllm.speed.work import TokenWork
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT_TOKENS = 512
@@ -89,7 +89,7 @@ class Explanation:
         expected: "ExpectedSpeed | None",
     ) -> Self:
         """From a file's header and its memory plan. use: of the device that computes. Raises UnsupportedModelError."""
-        shape = ModelShape.of_file(file)
+        shape = StepShape.of_file(file)
         filled = tuple(_memory(file, shape, use, context, kv_types))
         per_token = filled[1].value
         speeds = () if machine is None else tuple(_speed(shape, machine, per_token, context))
@@ -104,7 +104,7 @@ class Explanation:
         return "".join((*parts, "\n", *(f"{note}\n" for note in self.notes)))
 
 
-def machine_here(kept: "KeptLimits", work: "ModelWork", memory_bytes: float) -> Machine:
+def machine_here(kept: "KeptLimits", work: "TokenWork", memory_bytes: float) -> Machine:
     """This machine by its stored limits. The peak is for the model's mix of int8 and float products."""
     int8, floats = work.row.int8_operations, work.row.float_operations
     peak = (int8 + floats) / (int8 / kept.int8 + floats / kept.floats)
@@ -120,7 +120,7 @@ def machine_named(label: str, memory_bytes: float) -> Machine | None:
 
 
 def _memory(
-    file: "ModelFile", shape: ModelShape, use: "Use", context: int, kv_types: tuple[str, str]
+    file: "ModelFile", shape: StepShape, use: "Use", context: int, kv_types: tuple[str, str]
 ) -> Iterator[Explained]:
     """What fills a device's memory. use: the plan for the device; context: tokens."""
     values = {
@@ -153,7 +153,7 @@ def _memory(
         yield Explained.by("full contexts that fit", "", memory.sequences_that_fit, formula, values)
 
 
-def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) -> Iterator[Explained]:
+def _speed(shape: StepShape, machine: Machine, per_token: float, context: int) -> Iterator[Explained]:
     """The roofline: the least times, and thus the most tokens a second, that a machine's figures allow."""
     parameters = shape.decode_operations / 2
     values = {
@@ -216,7 +216,7 @@ def _speed(shape: ModelShape, machine: Machine, per_token: float, context: int) 
     )
 
 
-def _batches(shape: ModelShape, machine: Machine, per_token: float, context: int) -> list[tuple[int, float, float]]:
+def _batches(shape: StepShape, machine: Machine, per_token: float, context: int) -> list[tuple[int, float, float]]:
     """(batch, most tokens a second with empty contexts, with full ones), from speed.tokens_per_second."""
 
     def most(batch: int, tokens: int) -> float:
@@ -230,7 +230,7 @@ def _batches(shape: ModelShape, machine: Machine, per_token: float, context: int
 
 
 def _notes(
-    shape: ModelShape,
+    shape: StepShape,
     use: "Use",
     context: int,
     filled: Sequence[Explained],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from localllm.placement.backends import native_kv_types
 from localllm.speed.kept import kept_limits
 from localllm.wings.lab.formulas import memory, speculation, speed
-from localllm.wings.lab.simulate.shape import ModelShape
+from localllm.wings.lab.simulate.shape import StepShape
 from models.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class StepPart:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCosts:
+class MachineCosts:
     """A model and the limits of the machine that computes it; the limits are None if they were not measured.
 
     bits: per weight, on average. bandwidth: bytes a second; peak: operations a second for the model's mix of formats.
     """
 
-    shape: ModelShape
+    shape: StepShape
     parts: tuple[StepPart, ...]
     bits: float
     kv_type: str
@@ -62,7 +62,7 @@ class ModelCosts:
         from localllm.speed.work import work_in_header
         from localllm.wings.lab.explain import machine_here
 
-        shape = ModelShape.of_file(file)
+        shape = StepShape.of_file(file)
         sums: dict[str, list[float]] = {}
         used = shape.experts_used / shape.experts if shape.experts else 1.0
         for name, tensor in file.tensors.items():
@@ -93,15 +93,15 @@ class ModelCosts:
     def from_data(cls, data: Mapping[str, Any]) -> Self:
         """The costs from as_data's result. Raises TypeError or KeyError for anything else."""
         parts = tuple(StepPart(**part) for part in data["parts"])
-        return cls(**{**data, "shape": ModelShape(**data["shape"]), "parts": parts})
+        return cls(**{**data, "shape": StepShape(**data["shape"]), "parts": parts})
 
 
 def costs_of(
     file: "ModelFile", kv_types: "tuple[KVType | None, KVType | None]", threads: int | None
-) -> ModelCosts | None:
+) -> MachineCosts | None:
     """A model's costs on this machine with these settings; None for architectures that only llama.cpp supports."""
     try:
-        return ModelCosts.of(file, native_kv_types(file, kv_types), kept_limits(threads))
+        return MachineCosts.of(file, native_kv_types(file, kv_types), kept_limits(threads))
     except UnsupportedModelError:
         return None
 
@@ -122,7 +122,7 @@ class Reached:
     compute: float | None = None
 
     @classmethod
-    def by(cls, costs: ModelCosts, snapshot: "EngineSnapshot") -> Self:
+    def by(cls, costs: MachineCosts, snapshot: "EngineSnapshot") -> Self:
         """From steps that only decode, and prompts' chunks of at least PREFILL_ROWS rows, or else the longest ones."""
         shape = costs.shape
         decodes = [
@@ -176,7 +176,7 @@ class Forecast:
     kv: float
 
 
-def forecast(costs: ModelCosts, setting: Setting, bandwidth: float, peak: float) -> Forecast:
+def forecast(costs: MachineCosts, setting: Setting, bandwidth: float, peak: float) -> Forecast:
     """A decoding step at these rates. Each part takes as long as its bytes or its operations, whichever is longer."""
     shape, rows = costs.shape, setting.batch * (setting.draft + 1)
     smaller = setting.bits / costs.bits
@@ -214,7 +214,7 @@ class Point:
     measured: bool
 
 
-def points(costs: ModelCosts, reached: Reached, bandwidth: float, peak: float) -> Iterator[Point]:
+def points(costs: MachineCosts, reached: Reached, bandwidth: float, peak: float) -> Iterator[Point]:
     """The roof's limits for decoding 1 to 64 rows, and the speeds of the last steps."""
     shape = costs.shape
     for batch in (1, 4, 16, 64):

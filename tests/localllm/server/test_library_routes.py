@@ -13,7 +13,7 @@ import ollama
 import pytest
 
 from localllm.server.ollama.models import tags
-from localllm.server.served import ModelAbout
+from localllm.server.served import ServedRow
 from tests.localllm.library.push_registry import PushRegistry
 from tests.waiting import PATIENCE_S
 
@@ -173,7 +173,7 @@ def test_a_file_that_disappears_while_it_is_listed_breaks_no_list() -> None:
     def gone(_entry: object) -> list[str]:
         raise FileNotFoundError("m.gguf")
 
-    listed = [(SimpleNamespace(capabilities=gone), None, ModelAbout("m", 0, "", "0" * 64))]
+    listed = [(SimpleNamespace(capabilities=gone), None, ServedRow("m", 0, "", "0" * 64))]
     service: Any = SimpleNamespace(listed=lambda: listed)
     (row,) = asyncio.run(tags(service))["models"]
     assert row["name"] == "m" and "capabilities" not in row

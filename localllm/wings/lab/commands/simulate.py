@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localllm.wings.lab.simulate.costs import StepTimes
     from localllm.wings.lab.simulate.experiments import SimulatedServer
     from localllm.wings.lab.simulate.machines import Machine
-    from localllm.wings.lab.simulate.shape import ModelShape
+    from localllm.wings.lab.simulate.shape import StepShape
     from localllm.wings.lab.simulate.simulation import Simulated
 
 _DEFAULT_MACHINE = "RTX 4090"
@@ -179,7 +179,7 @@ class _Figures:
 
 def _costs(
     model: str | None, measure: bool, kv_type: str | None, figures: _Figures, status: StatusLine
-) -> "tuple[ModelShape, Machine, StepTimes]":
+) -> "tuple[StepShape, Machine, StepTimes]":
     """The model's shape, the machine, and the times of its steps."""
     from gguf_io import open_model
     from localllm.placement.backends import open_runner
@@ -187,14 +187,14 @@ def _costs(
     from localllm.wings.lab.simulate.costs import roofline
     from localllm.wings.lab.simulate.fit import machine_of
     from localllm.wings.lab.simulate.fit import measure as measure_steps
-    from localllm.wings.lab.simulate.shape import ModelShape, llama_3_8b
+    from localllm.wings.lab.simulate.shape import StepShape, llama_3_8b
 
     if kv_type not in (None, *KV_TYPES):
         raise RequestError(f"--kv-type is {kv_type!r}; give one of {', '.join(KV_TYPES)}.")
     shape = llama_3_8b()
     if model is not None:
         with open_model(resolve(model)) as file:
-            shape = ModelShape.of_file(file)
+            shape = StepShape.of_file(file)
             if measure:
                 loadtest.refuse("--measure", bandwidth=figures.bandwidth, compute=figures.peak, kv_type=kv_type)
                 memory = figures.memory_here()

@@ -18,7 +18,7 @@ from localllm.errors import RequestError
 from localllm.placement.backends import choose_backend, native_kv_types, open_runner
 from localllm.settings import Settings
 from localllm.speed.formats import measure_formats
-from localllm.speed.work import ModelWork, work_in_header
+from localllm.speed.work import TokenWork, work_in_header
 from localllm.wings.lab.roofline.decode_step import measure_steps
 from localllm.wings.lab.roofline.limits import LimitProbes
 from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadReport
@@ -134,7 +134,7 @@ def _rounds(runner: Runner, probes: LimitProbes | None, request: BenchRequest, t
     return test
 
 
-def _measures(test: SpeedTest, request: BenchRequest, work: ModelWork | None, max_rows: int) -> tuple[Measure, ...]:
+def _measures(test: SpeedTest, request: BenchRequest, work: TokenWork | None, max_rows: int) -> tuple[Measure, ...]:
     """The timed measures, with the work of each. The first round is a warm-up."""
     prompt = None if work is None else work.prefill(request.prompt, max_rows)
     found = [Measure(f"prefill {request.prompt}", request.prompt, 0, tuple(test.prefill[1:]), prompt)]

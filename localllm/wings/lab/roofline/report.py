@@ -5,7 +5,7 @@ from datetime import date
 from typing import Any
 
 from localllm.speed.formats import FormatRates
-from localllm.speed.kept import KeptLimits, KeptModel, every_entry, store, this_processor
+from localllm.speed.kept import KeptLimits, KeptSpeed, every_entry, store, this_processor
 from localllm.speed.work import Work
 from localllm.text import counted, harmless, shortened, table
 from localllm.wings.lab.roofline.decode_step import DecodeStep
@@ -233,7 +233,7 @@ def keep(report: BenchReport, name: str, weights: str) -> None:
     store(entries.values())
 
 
-def _kept_model(name: str, weights: str, run: ThreadReport) -> KeptModel | None:
+def _kept_model(name: str, weights: str, run: ThreadReport) -> KeptSpeed | None:
     def first(kind: str) -> Measure | None:
         found = (one for one in run.measures if one.name.startswith(kind) and one.work is not None)
         return min(found, key=lambda one: one.depth, default=None)
@@ -244,4 +244,4 @@ def _kept_model(name: str, weights: str, run: ThreadReport) -> KeptModel | None:
     share = prefill.of_compute(run.limits) if prefill else None
     int8, floats = (share and share * limit.median for limit in (run.limits.int8, run.limits.floats))
     deviation = max(one.speed.deviation for one in (decode, prefill) if one is not None)
-    return KeptModel(name, weights, decode.work.read, decode.read_rate, int8, floats, deviation, run.rates)
+    return KeptSpeed(name, weights, decode.work.read, decode.read_rate, int8, floats, deviation, run.rates)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from localllm.wings.lab.formulas import serving, speed
 from localllm.wings.lab.simulate.machines import Link, Machine
-from localllm.wings.lab.simulate.shape import ModelShape
+from localllm.wings.lab.simulate.shape import StepShape
 
 _MOST_ROWS = 8192
 
@@ -62,7 +62,7 @@ class StepTimes:
         return self.fixed + times + read * self.kv_token + looked * self.lookup
 
 
-def roofline(shape: ModelShape, machine: Machine) -> StepTimes:
+def roofline(shape: StepShape, machine: Machine) -> StepTimes:
     """The least times that a machine's figures allow: that of reading or that of computing, whichever is larger."""
 
     def curve(read_once: float, operations: float, experts: float = 0.0) -> Curve:
@@ -84,7 +84,7 @@ def roofline(shape: ModelShape, machine: Machine) -> StepTimes:
     )
 
 
-def shared_by(times: StepTimes, devices: int, shape: ModelShape, link: Link) -> StepTimes:
+def shared_by(times: StepTimes, devices: int, shape: StepShape, link: Link) -> StepTimes:
     """The same model on several equal devices with tensor parallelism: a theoretical model, not the engine's.
 
     Each device computes its part of the products and of attention. After attention and after the feed-forward of each

@@ -18,7 +18,7 @@ from localllm.wings.lab.loadtest.trial import ClosedLoop, Load, OpenLoop
 from localllm.wings.lab.simulate.costs import StepTimes, roofline, scaled, shared_by
 from localllm.wings.lab.simulate.machines import Link, Machine
 from localllm.wings.lab.simulate.runner import PAGE
-from localllm.wings.lab.simulate.shape import ModelShape, llama_3_8b, llama_3_70b
+from localllm.wings.lab.simulate.shape import StepShape, llama_3_8b, llama_3_70b
 from localllm.wings.lab.simulate.simulation import Batching, Setup, Simulated, SimulatedDraft, simulate
 from localllm.wings.lab.workload.requests import Lengths, RequestShape, WorkloadRequest, poisson
 
@@ -32,7 +32,7 @@ _ATTAINED = 0.9
 class SimulatedServer:
     """What experiments run on. setup: the user's; each experiment varies the fields that it is about."""
 
-    shape: ModelShape
+    shape: StepShape
     machine: Machine
     link: Link
     setup: Setup

@@ -14,7 +14,7 @@ from localllm.errors import RequestError
 from localllm.wings.lab.simulate.costs import Curve, StepTimes
 from localllm.wings.lab.simulate.machines import Machine
 from localllm.wings.lab.simulate.runner import SimulatedVocabulary
-from localllm.wings.lab.simulate.shape import ModelShape
+from localllm.wings.lab.simulate.shape import StepShape
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 192, 256, 384, 512)
 _WANTED = (1, 4, 16, 32)
@@ -99,7 +99,7 @@ def _added(runner: Runner, clock: Callable[[], float], sequences: int) -> float:
     return statistics.median(added)
 
 
-def machine_of(times: StepTimes, shape: ModelShape, memory: float) -> Machine:
+def machine_of(times: StepTimes, shape: StepShape, memory: float) -> Machine:
     """A machine from step times: bandwidth from a step of one row, peak from the largest step."""
     rows, seconds = times.products.points[-1]
     bandwidth = shape.read_bytes(1) / (times.products(1) + times.logits(1))

@@ -14,7 +14,7 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class StepShape:
     """Sizes in bytes. Operations are per row; a multiply-add counts as two.
 
     weights: of the whole file, in memory. dense_bytes and expert_bytes: read by a step, without the output matrix; a
@@ -110,19 +110,19 @@ class ModelShape:
         )
 
 
-def llama_3_8b(bits: float = 4.9) -> ModelShape:
+def llama_3_8b(bits: float = 4.9) -> StepShape:
     return _llama_3("8B", 8.03e9, bits, layers=32, embedding=4096, heads=32)
 
 
-def llama_3_70b(bits: float = 4.9) -> ModelShape:
+def llama_3_70b(bits: float = 4.9) -> StepShape:
     return _llama_3("70B", 70.6e9, bits, layers=80, embedding=8192, heads=64)
 
 
-def _llama_3(size: str, parameters: float, bits: float, *, layers: int, embedding: int, heads: int) -> ModelShape:
+def _llama_3(size: str, parameters: float, bits: float, *, layers: int, embedding: int, heads: int) -> StepShape:
     """A shape with separate embedding and output matrices, all weights having the same bits."""
     output = 128256.0 * embedding
     dense = parameters - 2 * output
-    return ModelShape(
+    return StepShape(
         name=f"Llama-3-{size}'s shape, {bits:g} bits",
         layers=layers,
         embedding=embedding,

@@ -15,7 +15,7 @@ from localllm.wings.lab.simulate.experiments import EXPERIMENTS, SimulatedServer
 from localllm.wings.lab.simulate.fit import engine_overhead, measure
 from localllm.wings.lab.simulate.machines import Link, Machine, named
 from localllm.wings.lab.simulate.runner import PAGE, SimulatedRunner, SimulatedVocabulary, VirtualClock, next_token
-from localllm.wings.lab.simulate.shape import ModelShape, llama_3_8b
+from localllm.wings.lab.simulate.shape import StepShape, llama_3_8b
 from localllm.wings.lab.simulate.simulation import Batching, Setup, Simulated, SimulatedDraft, simulate
 from localllm.wings.lab.workload.requests import Block, WorkloadRequest
 from tests.fakes.fake_runner import FakeRunner
@@ -274,7 +274,7 @@ def test_experts_are_read_as_a_batch_uses_them() -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments_run(name: str) -> None:
-    shape: ModelShape = llama_3_8b()
+    shape: StepShape = llama_3_8b()
     machine = named("RTX 4090")
     setup = Setup(roofline(shape, machine), shape.pages(machine.memory, PAGE), shape.context)
     finding = EXPERIMENTS[name](SimulatedServer(shape, machine, Link(25e9, 1e-5), setup, "1"))

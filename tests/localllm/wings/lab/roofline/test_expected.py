@@ -19,7 +19,7 @@ from localllm.speed.expected import (
     expected_speed,
     main_type,
 )
-from localllm.speed.kept import KeptLimits, KeptModel, all_kept, kept_limits, kept_path
+from localllm.speed.kept import KeptLimits, KeptSpeed, all_kept, kept_limits, kept_path
 from localllm.speed.work import work_in_header
 from localllm.wings.lab.roofline.limits import Limits, MeasuredSpread
 from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadReport, keep
@@ -44,8 +44,8 @@ def model(tmp_path: Path) -> Path:
     return write(MODELS["qwen3"], tmp_path / "small.gguf")
 
 
-def kept_model(name: str, weights: str, read: float, read_rate: float = 10e9) -> KeptModel:
-    return KeptModel(name, weights, read, read_rate, 100e9, 50e9, 0.01)
+def kept_model(name: str, weights: str, read: float, read_rate: float = 10e9) -> KeptSpeed:
+    return KeptSpeed(name, weights, read, read_rate, 100e9, 50e9, 0.01)
 
 
 def measured(model: Path, decode_s: float, prefill_s: float, threads: int = 1) -> BenchReport:
@@ -110,7 +110,7 @@ def test_the_error_says_how_much_alike(model: Path) -> None:
     with open_model(model) as file:
         read, weights = work_in_header(file).decode(0, 64).read, main_type(file)
 
-        def error(*models: KeptModel) -> float:
+        def error(*models: KeptSpeed) -> float:
             found = expected_speed(file, replace(HERE, models=models))
             assert found is not None
             return found.error

@@ -11,7 +11,7 @@ from gguf_io import open_model
 from localllm.speed import expected
 from localllm.speed.expected import expected_speed
 from localllm.speed.formats import FormatRates, measure_formats
-from localllm.speed.kept import KeptLimits, KeptModel, kept_limits
+from localllm.speed.kept import KeptLimits, KeptSpeed, kept_limits
 from localllm.speed.work import work_in_header
 from localllm.wings.lab.roofline.limits import Limits, MeasuredSpread
 from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadReport, keep
@@ -42,7 +42,7 @@ def test_a_speed_is_put_together_from_each_formats_rate(path: Path) -> None:
         read = {name: 1e9 * (number + 1) for number, name in enumerate(sorted(formats))}
         compute = {name: 4e9 * (number + 1) for number, name in enumerate(sorted(formats))}
         rates = FormatRates(read, compute, step=2e-6, row=3e-9)
-        model = KeptModel("other", "Q2_K", 5e9, 1.0, None, None, 0.02, rates)
+        model = KeptSpeed("other", "Q2_K", 5e9, 1.0, None, None, 0.02, rates)
         found = expected_speed(file, replace(HERE, models=(model,)))
     assert found is not None and found.basis == "the bench of other" and found.error == expected.ALIKE_ERROR
     weights = sum(part[name].weight_bytes / read[name] for part in (needs.row, needs.logits) for name in part)
@@ -55,7 +55,7 @@ def test_a_speed_is_put_together_from_each_formats_rate(path: Path) -> None:
 
 def test_a_format_that_was_never_measured_leaves_it_to_the_model_most_alike(path: Path) -> None:
     rates = FormatRates({"Q2_K": 1e9}, {"Q2_K": 1e9}, 1e-6, 1e-9)
-    model = KeptModel("other", "Q2_K", 5e9, 7e9, None, None, 0.02, rates)
+    model = KeptSpeed("other", "Q2_K", 5e9, 7e9, None, None, 0.02, rates)
     with open_model(path) as file:
         found = expected_speed(file, replace(HERE, models=(model,)))
         read = work_in_header(file).decode(0, 64).read
@@ -69,9 +69,9 @@ def test_the_nearest_model_that_has_a_format_gives_its_rate(path: Path) -> None:
         read = work_in_header(file).decode(0, 64).read
         formats = {*needs.row, *needs.logits}
 
-        def measured(name: str, size: float, rate: float) -> KeptModel:
+        def measured(name: str, size: float, rate: float) -> KeptSpeed:
             rates = FormatRates(dict.fromkeys(formats, rate), dict.fromkeys(formats, rate), 0.0, 0.0)
-            return KeptModel(name, "F16", size, 1.0, None, None, 0.0, rates)
+            return KeptSpeed(name, "F16", size, 1.0, None, None, 0.0, rates)
 
         near, far = measured("near", 2 * read, 1e9), measured("far", 30 * read, 9e9)
         found = expected_speed(file, replace(HERE, models=(far, near)))

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from cpu_kernels.recorded_step import Products
-from localllm.speed.work import ModelWork, Work
+from localllm.speed.work import TokenWork, Work
 from localllm.wings.lab.roofline.decode_step import DecodeStep
 from localllm.wings.lab.roofline.limits import Limits, MeasuredSpread
 from localllm.wings.lab.roofline.report import BenchReport, Measure, ThreadReport, as_data, as_text
@@ -148,7 +148,7 @@ def test_the_text_of_another_backend_has_no_limits() -> None:
 
 
 def test_work_of_a_token() -> None:
-    model = ModelWork(Products(1000, 400, 40), Products(100, 20, 2), ((float("inf"), 4), (4.0, 4)))
+    model = TokenWork(Products(1000, 400, 40), Products(100, 20, 2), ((float("inf"), 4), (4.0, 4)))
     # Two tokens after 9: the layers see 10 and 11 tokens, and 4.
     assert model.decode(9, 2) == Work(1100 + 8 * (14 + 15) / 2 / 2, 420, 42)
     # Ten tokens, four at a time: three passes, which end at 4, 8 and 10 tokens.
