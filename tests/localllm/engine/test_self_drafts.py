@@ -1,5 +1,6 @@
 """Models that draft for themselves: the same answers with and without drafting, right and wrong drafts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,21 @@ def test_answers_are_the_same_to_the_token(name: str, tmp_path: Path) -> None:
     assert sum(each.last.counts.drafted for each in drafted) > 100
     again = answers(path, *REQUESTS, folder=tmp_path / "kv")
     assert texts(again) == plain
+
+
+@pytest.mark.usefixtures("eager")
+def test_marked_answers_are_the_same_together_alone_and_after_a_restart(tmp_path: Path) -> None:
+    path = write(PREDICTING[min(PREDICTING)], tmp_path / "model.gguf")
+    marked = [
+        replace(one, sampling=replace(one.sampling, watermark_key="mine", watermark_delta=3.0)) for one in REQUESTS
+    ]
+    plain = texts(answers(path, *marked, drafts=False))
+    assert plain != texts(answers(path, *REQUESTS, drafts=False))
+    drafted = answers(path, *marked, folder=tmp_path / "kv")
+    assert texts(drafted) == plain and sum(each.last.counts.drafted for each in drafted) > 100
+    restarted = answers(path, *marked, folder=tmp_path / "kv")
+    assert texts(restarted) == plain and restarted[0].last.counts.cached_disk > 0
+    assert texts(answers(path, marked[-1])) == plain[-1:]
 
 
 @pytest.mark.usefixtures("eager")
