@@ -1,7 +1,6 @@
 """A field of a request that is added in one place and forgotten in another."""
 
 import ast
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import localllm
 import localllm.server.app
 from localllm.answer.request import AnswerRequest
-from localllm.engine.request import GenerationRequest
+from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.server.anthropic.requests import MessagesBody, messages_request
 from localllm.server.bodies import Body
 from localllm.server.llama_cpp.completion import LlamaCompletionBody
@@ -116,16 +115,25 @@ def test_every_protocol_sets_the_common_fields(make: Callable[[], AnswerRequest]
 
 def test_every_field_of_a_body_or_a_request_is_read() -> None:
     """A field that nothing reads would be ignored without a word."""
-    names: Counter[str] = Counter()
-    for path in Path(localllm.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                names[node.attr] += 1
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                names[node.value] += 1
+    names = {
+        node.attr if isinstance(node, ast.Attribute) else node.value
+        for node in nodes(".")
+        if isinstance(node, ast.Attribute | ast.Constant)
+    }
     given = {name for body in bodies(Body) for name in vars(body).get("__annotations__", {})}
     given |= {field.name for record in (AnswerRequest, GenerationRequest) for field in fields(record)}
-    assert {name for name in given if not names[name]} - {"model_config"} == {"cache_prompt", "embd_normalize"}
+    assert given - names - {"model_config"} == {"cache_prompt", "embd_normalize"}
+
+
+def test_the_engine_reads_every_sampling_parameter() -> None:
+    read = {node.attr for node in nodes("engine") if isinstance(node, ast.Attribute)}
+    assert {field.name for field in fields(SamplingParams)} - read == set()
+
+
+def nodes(folder: str) -> Iterator[ast.AST]:
+    """All of the code in a folder of localllm."""
+    for path in (Path(localllm.__file__).parent / folder).rglob("*.py"):
+        yield from ast.walk(ast.parse(path.read_text("utf-8")))
 
 
 def bodies(kind: type[Body]) -> Iterator[type[Body]]:
