@@ -35,13 +35,14 @@ class Wanted(NamedTuple):
 class Drafter(ABC):
     """Drafts the next tokens of sequences. The engine's thread is the only caller.
 
-    length: chooses draft lengths. token_s: time to draft one token, 0 until it is known. read_s: the part of the last
-    guess's time in which text was read. name: for log messages. clock: the engine's.
+    length: chooses draft lengths. token_s: time to draft one token, 0 until it is known. start_s: further time that a
+    draft takes. read_s: the part of the last guess's time in which text was read. name: for log messages. clock: the
+    engine's.
     """
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.length = ModelDraftLength()
-        self.token_s = self.read_s = 0.0
+        self.token_s = self.start_s = self.read_s = 0.0
         self._name, self._clock = name, clock
         self._broken = False
 
@@ -53,11 +54,15 @@ class Drafter(ABC):
         guesses: dict[TokenSequence, list[int]] = {}
         self.read_s = 0.0
         if not self._broken:
+            began = self._clock()
             try:
                 self._guess(wanted, guesses)
             except Exception as error:  # answers continue without drafts, whatever the failure
                 self._broken = True
                 log.warning("%s is no longer used: %s", self._name, error)
+            drafted = self.token_s * max(map(len, guesses.values()), default=0)
+            if drafted:
+                self.start_s += 0.1 * (max(self._clock() - began - self.read_s - drafted, 0.0) - self.start_s)
         return [guesses.get(one.sequence, []) for one in wanted]
 
     @abstractmethod
@@ -109,8 +114,9 @@ class SelfDrafter(Drafter):
             return
         began = self._clock()
         self._runner.follow(asked)  # slow for new text, so not part of token_s
-        self.read_s = read = self._clock() - began
+        read = self._clock() - began
         if any(map(self._is_new, owners)):
+            self.read_s = read
             self._slowest_s = max(read, 0.9 * self._slowest_s)
         began += read
         found = self._runner.draft(asked)
@@ -157,7 +163,17 @@ class DraftModel(Drafter):
         self._runner = runner
         self._cache = PrefixCache(runner)
         self._followed: dict[TokenSequence, _Followed] = {}
-        self._row_s = 0.0  # to read one of many tokens; 0 until it is known
+        self._row_s = 0.0  # to read one of many tokens
+        self._measure()
+
+    def _measure(self) -> None:
+        """Learn what reading and drafting take, the second time, when the weights are in memory."""
+        for _ in range(2):
+            self._row_s = self.token_s = 0.0
+            followed = _Followed(self._runner.create_sequence(), [], [], 0)
+            self._append([(followed, [0] * LEAST_READ)], wanted=False)
+            self._append([(followed, [0])], wanted=True)
+            self._runner.free_sequence(followed.handle)
 
     def reading_s(self, sequence: TokenSequence) -> float:
         """The time to read the text that is new to the model, or the end of it."""
@@ -222,6 +238,7 @@ class DraftModel(Drafter):
             return False
         if len(missing) > len(ahead):
             self._append([(followed, ahead)], wanted=False)
+            followed.agreed = len(followed.tokens)
         return len(missing) == len(ahead)
 
     def _skip(self, followed: _Followed, seconds: float) -> None:
@@ -267,6 +284,8 @@ class DraftModel(Drafter):
         if chosen is None:
             return False
         for sequence, token in zip(active, chosen, strict=True):
+            if not guesses[sequence]:
+                self._followed[sequence].agreed = len(self._followed[sequence].tokens)
             guesses[sequence].append(token)
         return True
 
@@ -290,9 +309,9 @@ class DraftModel(Drafter):
         began = self._clock()
         logits = runner.run(rows, positions, sequences, lasts if wanted else [])
         took = self._clock() - began
-        if len(rows) <= AT_ONCE * len(parts):
+        if len(rows) == len(parts):
             self._learn(took)
-        else:
+        elif len(rows) > AT_ONCE * len(parts):
             self.read_s += took
         if len(rows) >= LEAST_READ * len(parts):
             self._row_s += (took / len(rows) - self._row_s) * (0.3 if self._row_s else 1.0)

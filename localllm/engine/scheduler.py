@@ -338,6 +338,10 @@ class Scheduler:
         """Let the drafter fill in the drafts that are empty, where that pays."""
         drafter = self._drafter
         assert drafter is not None
+        if 0 < self.costs.largest <= len(decoding):
+            # What a further row costs decides whether drafts pay: it is measured with a guess that costs nothing.
+            drafts[0] = drafts[0] or [decoding[0].sequence.tokens[-1]][: limits[0]]
+            return
         wanted: list[Wanted] = []
         asked: list[int] = []
         for at, (generation, limit) in enumerate(zip(decoding, limits, strict=True)):
@@ -345,7 +349,7 @@ class Scheduler:
                 continue
             reading_s = drafter.reading_s(generation.sequence)
             count = drafter.length.choose(
-                limit, self.costs, drafter.token_s, len(decoding) - 1, reading_s, generation.generated
+                limit, self.costs, drafter.token_s, len(decoding) - 1, reading_s, generation.generated, drafter.start_s
             )
             if count:
                 asked.append(at)

@@ -28,16 +28,27 @@ class DraftLength:
         others: int = 0,
         reading_s: float = 0.0,
         generated: int = 0,
+        start_s: float = 0.0,
     ) -> int:
         """Tokens to draft, 0 to `limit`.
 
         drafting_s: time to draft one token. others: further sequences that decode in the step. reading_s: the least
-        time to read before a draft. generated: tokens of the answer so far.
+        time to read before a draft. generated: tokens of the answer so far. start_s: further time that a draft
+        takes.
         """
-        return self._choose(min(limit, MAX_DRAFT), costs, drafting_s, others, reading_s, generated) if limit > 0 else 0
+        if limit <= 0:
+            return 0
+        return self._choose(min(limit, MAX_DRAFT), costs, drafting_s, others, reading_s, generated, start_s)
 
     def _choose(
-        self, most: int, costs: StepCosts, drafting_s: float, others: int, reading_s: float, generated: int
+        self,
+        most: int,
+        costs: StepCosts,
+        drafting_s: float,
+        others: int,
+        reading_s: float,
+        generated: int,
+        start_s: float,
     ) -> int:
         raise NotImplementedError
 
@@ -49,16 +60,17 @@ class ModelDraftLength(DraftLength):
     # position never reached has those of the one before it. A draft that is expected to pay is made. One that is not is
     # made as a trial, if the balance covers its expected loss: the balance grows by TRIALS of the decoding time, and
     # drafts change it by what they gained or lost against plain steps. So trials that nearly pay go on until the
-    # statistics are good, hopeless ones cost almost nothing, and drafts that were expected to pay and do not are soon
-    # given up.
-    # Text that is new to the model must be read before it can draft. The balance must cover that too, or, once drafts
-    # are known to pay, half of the gain that is expected of the rest of the answer.
+    # statistics are good, and hopeless ones cost almost nothing. Below STOP_STEPS there are no drafts.
+    # Text that is new to the model must be read before it can draft. That may take what the balance has, or a part of
+    # the gain that is expected of the rest of the answer.
 
     FORGET = 0.98
     PAYS = 1.01  # the least gain: speed with drafts over speed without
-    SURE = 24.0  # observations of the first position after which a gain is believed although the balance is negative
+    SURE = 24.0  # observations of the first position after which a gain is known
     TRIALS = 0.0075
-    FIRST_STEPS, LEAST_STEPS, MOST_STEPS = 2.5, -1.5, 2.5  # the balance at first, at least and at most, in plain steps
+    FIRST_STEPS, LEAST_STEPS, MOST_STEPS = 0.5, -2.5, 1.5  # the balance at first, at least and at most, in plain steps
+    STOP_STEPS = -2.0
+    KNOWN_PART, UNKNOWN_PART = 1 / 2, 1 / 6  # of the expected gain, for reading
     PLAIN_AFTER = 64  # steps, after which one without drafts is measured again
     AHEAD = 64  # an answer is expected to have so many further tokens, or as many as it has
     _FIRST, _GUESSES = 0.75, 6.0  # the first position's initial chance; each one's initial weight
@@ -67,7 +79,6 @@ class ModelDraftLength(DraftLength):
     def __init__(self) -> None:
         self._seen: list[list[float]] = []  # accepted and rejected tokens of each position reached
         self._balance: float | None = None  # seconds; None before the first step
-        self._lost = False  # until the balance is even again
         self.affordable_s = math.inf
 
     def chance(self, at: int) -> float:
@@ -78,7 +89,14 @@ class ModelDraftLength(DraftLength):
         return right / (right + wrong)
 
     def _choose(
-        self, most: int, costs: StepCosts, drafting_s: float, others: int, reading_s: float, generated: int
+        self,
+        most: int,
+        costs: StepCosts,
+        drafting_s: float,
+        others: int,
+        reading_s: float,
+        generated: int,
+        start_s: float,
     ) -> int:
         """The other sequences are expected to draft as many, with drafting_s for all. Sets affordable_s."""
         sequences = others + 1
@@ -95,12 +113,13 @@ class ModelDraftLength(DraftLength):
         for count in range(1, most + 1):
             likely *= self.chance(count - 1)
             expected += likely
-            spent = costs.remembered(sequences * (1 + count)) + count * (drafting_s or self._COST * plain)
+            spent = costs.remembered(sequences * (1 + count)) + start_s + count * (drafting_s or self._COST * plain)
             if plain * expected > best_gain * spent:
                 best, best_gain, best_loss = count, plain * expected / spent, spent - plain * expected
         balance = self._balance_at(plain)
-        if best_gain >= self.PAYS and (self._is_sure or balance >= 0) and not self._lost:
-            self.affordable_s = max(balance, (1 - 1 / best_gain) * ahead * plain / 2) if self._is_sure else balance
+        if best_gain >= self.PAYS and balance > self.STOP_STEPS * plain:
+            part = self.KNOWN_PART if self._is_sure else self.UNKNOWN_PART
+            self.affordable_s = max(balance, (1 - 1 / best_gain) * ahead * plain * part)
             return best if reading_s <= self.affordable_s else 0
         self.affordable_s = balance - max(best_loss, 0.0)
         return best if reading_s <= self.affordable_s else 0
@@ -121,10 +140,11 @@ class ModelDraftLength(DraftLength):
         plain: seconds of one without drafts. lost_s: time that drafts lost, or gained. read_s: time that reading for
         them took, which is no loss where drafts are known to pay.
         """
-        balance = self._balance_at(plain) + self.TRIALS * plain - lost_s - (0 if self._is_sure else read_s)
-        least = self.LEAST_STEPS * plain
-        self._balance = min(max(balance, least), self.MOST_STEPS * plain)
-        self._lost = self._balance <= least if not self._lost else self._balance < 0
+        balance = self._balance_at(plain)
+        if not self._is_sure:
+            balance -= min(read_s, max(balance, 0.0))
+        balance += self.TRIALS * plain - lost_s
+        self._balance = min(max(balance, self.LEAST_STEPS * plain), self.MOST_STEPS * plain)
 
     @property
     def _is_sure(self) -> bool:
@@ -157,7 +177,14 @@ class LookupLength(DraftLength):
         return right / (right + wrong)
 
     def _choose(
-        self, most: int, costs: StepCosts, drafting_s: float, others: int, reading_s: float, generated: int
+        self,
+        most: int,
+        costs: StepCosts,
+        drafting_s: float,
+        others: int,
+        reading_s: float,
+        generated: int,
+        start_s: float,
     ) -> int:
         """The number with the most expected tokens per second. The other sequences are expected to draft nothing."""
         plain = 1 / costs.seconds(others + 1)

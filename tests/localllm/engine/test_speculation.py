@@ -87,17 +87,18 @@ def test_chances_of_the_lookup_depend_on_the_streak_of_right_guesses() -> None:
     assert 0 < length.chance(0) < 0.01
 
 
-@pytest.mark.parametrize("drafting_s", [0.001, 0.04], ids=["pays", "trial"])
+@pytest.mark.parametrize("drafting_s", [0.001, 0.005], ids=["pays", "trial"])
 def test_a_draft_may_be_preceded_by_reading_of_exactly_what_is_affordable(drafting_s: float) -> None:
     length, costs = ModelDraftLength(), learned()
     assert length.choose(8, costs, drafting_s) > 0
     affordable = length.affordable_s
     plain = costs.remembered(1)
-    if drafting_s == 0.04:  # one token, which costs more than it is expected to gain
+    if drafting_s == 0.005:  # one token, which costs more than it is expected to gain
         loss = costs.remembered(2) + drafting_s - 1.75 * plain
-        assert affordable == pytest.approx(2.5 * plain - loss)
-    else:
-        assert affordable == pytest.approx(2.5 * plain)
+        assert affordable == pytest.approx(0.5 * plain - loss)
+    else:  # three tokens
+        gain = (1 + 0.75 + 0.75**2 + 0.75**3) * plain / (costs.remembered(4) + 3 * drafting_s)
+        assert affordable == pytest.approx(max(0.5, (1 - 1 / gain) * 8 / 6) * plain)
     assert length.choose(8, costs, drafting_s, 0, affordable) > 0
     assert length.choose(8, costs, drafting_s, 0, affordable * 1.001) == 0
 
