@@ -40,8 +40,11 @@ AXE := axe-core@4.14.1
 
 # Where Windows' Python is set up under Wine, and the tests that run there.
 WINDOWS ?= /tmp/localllm-windows
-WINDOWS_TESTS ?= tests/gguf_io tests/localllm/library/test_names.py tests/tui/test_streams.py tests/tui/test_sending.py \
-	tests/tui/test_folder.py
+WINDOWS_TESTS ?= tests/gguf_io \
+	$(patsubst %,tests/localllm/test_%.py,packed_names remedies settings stored text text_files) \
+	$(patsubst %,tests/localllm/library/test_%.py,lookup names own_store preview) \
+	$(patsubst %,tests/localllm/cli/test_%.py,prompt show terminal) tests/localllm/wings/tools/test_confinement.py \
+	$(patsubst %,tests/tui/test_%.py,files folder sending streams)
 
 # Where Debian for arm64 is set up.
 ARM64 ?= /tmp/localllm-arm64

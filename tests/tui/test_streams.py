@@ -12,7 +12,7 @@ SAYS = (
 SAYS += "sys.stderr.write('\u6f22')"
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+@pytest.mark.parametrize("encoding", ["cp1252", "cp437", "ascii", "utf-8"])
 def test_text_is_written_whatever_the_encoding(encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", SAYS], env=environment, capture_output=True, check=True)
