@@ -22,7 +22,7 @@ def rotate_head(
 ) -> None:
     """out = scale * rope(RMSNorm(x) * norm) for one head; norm 0 skips the norm. size: values without padding.
 
-    All addresses but those of the norm are of D + 16 floats, which must not overlap, unless D is a multiple of 32.
+    If D is no multiple of 32, each address has 8 floats more, which are read, or overwritten in `out`; x is not `out`.
     """
     factor = splat_f32(_ONE)
     if norm != 0:
