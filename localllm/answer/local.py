@@ -64,6 +64,13 @@ class LocalModel:
         return call_formats(self.template.shown)
 
     @cached_property
+    def _call_tokens(self) -> frozenset[int]:
+        """The tokens that open a tool call, of formats where one token does."""
+        openings = [opening for form in self.call_formats for opening in form.openings]
+        encoded = [self.tokenizer.encode(text, add_special=False, parse_special=True) for text in openings]
+        return frozenset(ids[0] for ids in encoded if len(ids) == 1)
+
+    @cached_property
     def _calls(self) -> "CallConstraints":
         from localllm.answer.call_constraints import CallConstraints  # imports grammars, which few requests need
 
@@ -291,6 +298,8 @@ class LocalModel:
             warn_once("mirostat 1 runs as mirostat 2, which superseded it")
         max_tokens = own.get("max_tokens") if request.max_tokens is None else request.max_tokens
         biases = sampling.get("logit_bias") or {}
+        if request.tools and not request.offered_tools:
+            sampling["logit_bias"] = biases = {**biases, **dict.fromkeys(self._call_tokens, -math.inf)}
         if biases and sum(bias == -math.inf for bias in biases.values()) >= self.tokenizer.vocab_size:
             raise RequestError("logit_bias bans every token")
         return GenerationRequest(

@@ -36,6 +36,8 @@ def chat_fields(request: AnswerRequest) -> dict[str, Any]:
         body |= {"tools": request.chosen_tools, "tool_choice": "required"}
     elif offered := request.offered_tools:
         body["tools"] = offered
+    elif request.tools:
+        body |= {"tools": request.tools, "tool_choice": "none"}
     if request.goes_on:  # without these, vLLM and SGLang start a new message, and llama.cpp repeats the old one
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     elif request.messages and request.messages[-1]["role"] == "assistant":  # llama.cpp and localllm would continue it

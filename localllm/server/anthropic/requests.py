@@ -102,6 +102,7 @@ def messages_request(body: MessagesBody) -> AnswerRequest:
     return AnswerRequest(
         **conversation(body),
         **fields | {"pins": _pins(body)},
+        allowed=() if choice.get("type") == "none" else None,  # the prompt stays as it is
         tool_choice=_tool_choice(choice),
         one_call=bool(choice.get("disable_parallel_tool_use")),
         format=_format(body),
@@ -163,7 +164,7 @@ def _tools(body: CountBody) -> tuple[list[Object], dict[str, Object]]:
     all are.
     """
     choice = body.tool_choice or {}
-    offered = [tool for tool in body.tools or [] if tool.name != PLACEHOLDER and choice.get("type") != "none"]
+    offered = [tool for tool in body.tools or [] if tool.name != PLACEHOLDER]
     searched = any((tool.type or "").startswith(_HOSTED_SEARCH) for tool in offered)
     listed: list[Object] = []
     deferred: dict[str, Object] = {}

@@ -105,7 +105,7 @@ def with_choice(box: RequestTools, choice: str | Object | None) -> Object:
     if choice in (None, "auto"):
         return fields
     if choice == "none":
-        return {"tools": []}
+        return {**fields, "allowed": ()}
     if choice == "required":
         return {**fields, "tool_choice": ""}
     name = _chosen_name(choice) if isinstance(choice, dict) else None

@@ -118,6 +118,37 @@ def test_tools_that_are_not_allowed_stay_in_the_prompt(http: httpx.Client) -> No
     assert computed <= 1.05 * (longer - prompt) and chat.called == ["weigh", "pour"]
 
 
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_without_tool_calls_the_tools_stay_in_the_prompt(http: httpx.Client, route: str) -> None:
+    function = tool("weigh", f"Weighs boxes of {route}. ")["function"]
+    anthropic, responses = route == "/v1/messages", route == "/v1/responses"
+    body: dict[str, Any] = {"model": "keeps", "max_tokens": 200}
+    messages = [{"role": "user", "content": f"Weigh the boxes of {route}."}]
+    if anthropic:
+        body["tools"] = [{"name": function["name"], "input_schema": function["parameters"]}]
+    else:
+        body["tools"] = [{"type": "function", **function} if responses else {"type": "function", "function": function}]
+    if responses:
+        body["max_output_tokens"] = body.pop("max_tokens")
+
+    def asked(choice: str) -> tuple[dict[str, Any], int, int]:
+        given = {"type": choice} if anthropic else choice
+        answer = http.post(route, json={**body, "input" if responses else "messages": messages, "tool_choice": given})
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        if anthropic:
+            cached = usage["cache_read_input_tokens"]
+            return answer.json(), cached + usage["input_tokens"] + usage["cache_creation_input_tokens"], cached
+        details = usage["input_tokens_details" if responses else "prompt_tokens_details"]
+        return answer.json(), usage["input_tokens" if responses else "prompt_tokens"], details["cached_tokens"]
+
+    first, prompt, _ = asked("auto")
+    assert "weigh" in str(first)
+    again, longer, cached = asked("none")
+    assert longer == prompt and cached >= prompt - 2
+    assert "'tool_calls': [" not in str(again) and "function_call'" not in str(again) and "tool_use" not in str(again)
+
+
 def test_the_last_requests_are_remembered_each_for_its_owner() -> None:
     known: dict[str, ToolHistory] = {}
     hi, reply, go = ({"role": role, "content": "x"} for role in ("user", "assistant", "user"))

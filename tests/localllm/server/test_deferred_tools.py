@@ -139,7 +139,7 @@ def test_references_count_wherever_they_stand() -> None:
         ([SEARCH, WAITING, *DEFERRED], {}, ["FindTools"]),
         ([SEARCH, {**WAITING, "defer_loading": False}], {}, ["FindTools"]),
         ([SEARCH, *DEFERRED[:2]], {"tool_choice": {"type": "tool", "name": "blame"}}, ["FindTools", "blame"]),
-        ([SEARCH, *DEFERRED[:2]], {"tool_choice": {"type": "none"}}, []),
+        ([SEARCH, *DEFERRED[:2]], {"tool_choice": {"type": "none"}}, ["FindTools"]),
         (
             [*DEFERRED[:2], {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}],
             {},
