@@ -17,7 +17,7 @@ from localllm.server.bodies import Object
 from localllm.server.errors import TOO_LONG_ANTHROPIC, Refusal, kind_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.service import RunningAnswers, ServiceDep
-from localllm.server.wire import notes_of, sse
+from localllm.server.wire import notes_of, sse, timings
 
 _KINDS = {
     401: "authentication_error",
@@ -85,7 +85,7 @@ class _Writer(answering.Writer):
         yield from self._close()
         last = run.answers[0].last
         delta = self._stopped(run.answers[0])
-        yield _event("message_delta", delta=delta, usage=_usage(last), **notes_of(last))
+        yield _event("message_delta", delta=delta, usage=_usage(last), timings=timings(last), **notes_of(last))
         yield _event("message_stop")
 
     def error(self, error: LocalLLMError) -> bytes:
@@ -97,7 +97,8 @@ class _Writer(answering.Writer):
         if answer.content or not answer.calls:
             blocks.append(_block(PartKind.CONTENT, answer.content))
         blocks += (_tool_use(call.name, call.arguments) for call in answer.calls)
-        ended = {**self._stopped(answer), "usage": _usage(answer.last), **notes_of(answer.last)}
+        last = answer.last
+        ended = {**self._stopped(answer), "usage": _usage(last), "timings": timings(last), **notes_of(last)}
         return {**self._message(), "content": blocks, **ended}
 
     def _message(self) -> Object:

@@ -36,7 +36,7 @@ data: {"type":"content_block_stop","index":0}
 
 event: message_delta
 data: {"type":"message_delta","delta":{"stop_reason":"max_tokens","stop_sequence":null},"usage":{"input_tokens":N,\
-"cache_read_input_tokens":N,"cache_creation_input_tokens":0,"output_tokens":1}}
+"cache_read_input_tokens":N,"cache_creation_input_tokens":0,"output_tokens":1},"timings":T}
 
 event: message_stop
 data: {"type":"message_stop"}
@@ -55,6 +55,7 @@ def transcript(server: Any, path: str, **body: Any) -> str:
     text = re.sub(r'"created_at":"\d{4}-\d\d-\d\dT[\d:.]+Z"', '"created_at":"T"', text)
     text = re.sub(r'("(?:\w+_duration|prompt_eval_cached_count|cache_read_input_tokens)"):\d+', r"\1:N", text)
     text = re.sub(r'("input_tokens"):\d+(,"cache_read)', r"\1:N\2", text)
+    text = re.sub(r'"timings":\{"cache_n":[^}]+\}', '"timings":T', text)
     text = re.sub(r'("(?:content|text)":)"[^"]+"', r'\1"TEXT"', text)
     return re.sub(r'"id":"msg_[0-9a-f]{24}"', '"id":"I"', text)
 
