@@ -68,7 +68,7 @@ class Sampler:
     def begin(self, logits: NDArray[np.float32] | None, banned: NDArray[np.intp] | None = None) -> int | None:
         """The operation of `choose` for the token that `sample` returns next for these logits, to be run before it.
 
-        None where `sample` needs more than that choice. banned: as for `sample`, always the same ids. logits: None if
+        None where `sample` needs more than that choice. banned: as for `sample`. logits: None if
         they come later, and whoever runs the operation tells where they are; then the result is None where they must
         be changed before.
         """
@@ -80,11 +80,8 @@ class Sampler:
         elif self._changes_logits and not float(logits.max()) < HIGHEST_LOGIT:
             return None
         else:
-            logits = self._changed(logits, None)
-        if banned is not None and self._unbanned is None:
-            self._unbanned = np.ones(self.vocab_size, np.bool_)
-            self._unbanned[banned] = False
-        self._chooser.prepare(logits, None if banned is None else self._unbanned, *self._uniforms())
+            logits = self._changed(logits)
+        self._chooser.prepare(logits, self._mask(None, banned), *self._uniforms())
         self._begun = True
         return self._chooser.operation
 
@@ -96,8 +93,8 @@ class Sampler:
     ) -> tuple[int, TokenLogprob | None]:
         """Return the next token and, if the params request it, its log-probability. Records nothing.
 
-        logits: float32[vocab_size], not modified. allowed: bool[vocab_size], None allows every token. banned: ids that
-        are not allowed. Raises LogitsError on NaN or absurdly high logits, RequestError if no token is left.
+        logits: float32[vocab_size], not modified. allowed: bool[vocab_size], None allows every token but `banned`: the
+        same ids in every call. Raises LogitsError on NaN or absurdly high logits, RequestError if no token is left.
         """
         if logits.shape != (self.vocab_size,):
             raise ValueError(f"logits have shape {logits.shape}, expected ({self.vocab_size},)")
@@ -142,17 +139,17 @@ class Sampler:
         if self._begun:
             self._begun = False
             return self._chooser.chosen(self._changes_logits)
-        adjusted = self._adjusts(banned)
-        if self._params.temperature == 0 and allowed is None and not adjusted and self._watermark is None:
+        mask, adjusted = self._mask(allowed, banned), self._changes_logits
+        if self._params.temperature == 0 and mask is None and not adjusted and self._watermark is None:
             token_id = int(logits.argmax())
             check_model(float(logits[token_id]))
             if logits[token_id] > -np.inf:
                 return token_id
         if adjusted:
             check_model(float(logits.max()))
-        logits = self._changed(logits, banned)
+        logits = self._changed(logits)
         uniform, coin = self._uniforms()
-        token_id = self._chooser.choose(logits, allowed, uniform, coin, self._mu, adjusted)
+        token_id = self._chooser.choose(logits, mask, uniform, coin, self._mu, adjusted)
         if self._mu is not None:
             self._last = self._chooser.candidates(logits)
         return token_id
@@ -172,18 +169,22 @@ class Sampler:
         others = tuple((int(drawn.ids[at]), math.log(drawn.probabilities[at])) for at in best)
         return TokenLogprob(token_id, math.log(own), others)
 
-    def _adjusts(self, banned: NDArray[np.intp] | None) -> bool:
-        return self._changes_logits or banned is not None
+    def _mask(self, allowed: NDArray[np.bool_] | None, banned: NDArray[np.intp] | None) -> NDArray[np.bool_] | None:
+        """bool[vocab_size]: the tokens that may be chosen; None for all."""
+        if allowed is not None or banned is None:
+            return allowed
+        if self._unbanned is None:
+            self._unbanned = np.ones(self.vocab_size, np.bool_)
+            self._unbanned[banned] = False
+        return self._unbanned
 
-    def _changed(self, logits: NDArray[np.float32], banned: NDArray[np.intp] | None) -> NDArray[np.float32]:
-        """What the token is chosen by: the logits, or a copy with bias, penalties, bans and watermark."""
-        if self._adjusts(banned):
+    def _changed(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the token is chosen by: the logits, or a copy with bias, penalties and watermark."""
+        if self._changes_logits:
             np.copyto(self._adjusted, logits)
             logits = self._adjusted
             with np.errstate(over="ignore"):  # a logit pushed below float32 is minus infinity, as it should be
                 self._penalise(logits)
-            if banned is not None:
-                logits[banned] = -np.inf
         if self._watermark is not None:
             logits = self._watermark.raised(logits, self._adjusted)
         return logits
