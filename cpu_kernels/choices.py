@@ -44,13 +44,17 @@ _SPIN_US = 20
 
 @inner
 def _make(control: int, thread: int) -> None:
-    """Make choices until all are begun."""
-    of_call, logits = control + _CALL, field(control + _CALL, _LOGITS)
-    record = field(of_call, _RECORDS) + thread * (8 * Step.SIZE)
+    """Make choices until all are begun.
+
+    The call is read only between beginning a choice and counting it as made: at other times it may be replaced by the
+    next one, whose choices are then begun here.
+    """
+    of_call = control + _CALL
     claimed = atomic_add(control + _CLAIMS, 1)
     while claimed & _MASK < claimed >> _BITS:
-        number = claimed & _MASK
+        number, logits = claimed & _MASK, field(of_call, _LOGITS)
         operation = field(field(of_call, _OPERATIONS), number)
+        record = field(of_call, _RECORDS) + thread * (8 * Step.SIZE)
         if logits != 0:
             put_i64(operation + 8 * (Op.ARGUMENTS + _OF_CHOICE.logits), logits + number * field(of_call, _STRIDE))
         call_kernel(field(of_call, _CHOOSE), operation, record, 0, 1)
