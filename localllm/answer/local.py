@@ -65,10 +65,10 @@ class LocalModel:
 
     @cached_property
     def _call_tokens(self) -> frozenset[int]:
-        """The tokens that open a tool call, of formats where one token does."""
+        """The tokens that open tool calls; none if calls can be opened by several tokens."""
         openings = [opening for form in self.call_formats for opening in form.openings]
         encoded = [self.tokenizer.encode(text, add_special=False, parse_special=True) for text in openings]
-        return frozenset(ids[0] for ids in encoded if len(ids) == 1)
+        return frozenset(ids[0] for ids in encoded) if all(len(ids) == 1 for ids in encoded) else frozenset()
 
     @cached_property
     def _calls(self) -> "CallConstraints":
@@ -134,6 +134,8 @@ class LocalModel:
                 what = counted(left_out, "picture")
                 warnings = (f"{self.name} reads text only, without {what} in files and results of tools.",)
         listed: Sequence[Mapping[str, Any]] = [tool for tool in request.tools if name_of(tool) not in request.described]
+        if not (request.offered_tools or self._call_tokens):
+            listed = []  # nothing could keep the model from calling them
         if listed and not request.before:
             history = history_of(self.loaded.tool_histories, messages, listed, request.namespace)
             messages, listed = history.told(messages), history.listed

@@ -42,10 +42,11 @@ def call(name: str, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def write_scripted_model(path: Path, scripts: Mapping[str, str], template: str = TEMPLATE) -> Path:
+def write_scripted_model(path: Path, scripts: Mapping[str, str], template: str = TEMPLATE, mark: str = "") -> Path:
     """Write a GGUF that answers with scripts["plain"], or with tools scripts["0"], scripts["1"], ...
 
-    A script is ASCII text, at least as long as a piece. Any other prompt gets an empty answer.
+    A script is ASCII text, at least as long as a piece. Any other prompt gets an empty answer. mark: a text that is one
+    token, at the beginning of one script at most.
     """
     spelling = _byte_spelling()
     tokens = [*spelling.values(), MERGED]
@@ -61,6 +62,10 @@ def write_scripted_model(path: Path, scripts: Mapping[str, str], template: str =
     used = {MERGED}
     for name, text in scripts.items():
         last = add(f"<|script:{name}|>", CONTROL)
+        if mark and text.startswith(mark):
+            token = add(mark, gguf.TokenType.USER_DEFINED)
+            following[last] = last = token
+            text = text.removeprefix(mark)
         for piece in _pieces(text, used):
             token = add("".join(spelling[byte] for byte in piece.encode()), NORMAL)
             following[last] = last = token

@@ -39,6 +39,8 @@ def http(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) ->
         write_scripted_model(folder / f"{name}.gguf", SCRIPTS, template)
         for name, template in (("keeps", TEMPLATE), ("refuses", REFUSES))
     ]
+    marked = {"plain": SCRIPTS["plain"], "0": call("weigh", box="the largest of them all")}
+    paths.append(write_scripted_model(folder / "marked.gguf", marked, mark="<tool_call>"))
     flags = [flag for path in paths for flag in ("--model", str(path))]
     with (
         start_server(*flags, models=(), LOCALLLM_KV_MIB="64") as server,
@@ -122,7 +124,7 @@ def test_tools_that_are_not_allowed_stay_in_the_prompt(http: httpx.Client) -> No
 def test_without_tool_calls_the_tools_stay_in_the_prompt(http: httpx.Client, route: str) -> None:
     function = tool("weigh", f"Weighs boxes of {route}. ")["function"]
     anthropic, responses = route == "/v1/messages", route == "/v1/responses"
-    body: dict[str, Any] = {"model": "keeps", "max_tokens": 200}
+    body: dict[str, Any] = {"model": "marked", "max_tokens": 200}
     messages = [{"role": "user", "content": f"Weigh the boxes of {route}."}]
     if anthropic:
         body["tools"] = [{"name": function["name"], "input_schema": function["parameters"]}]
@@ -143,10 +145,9 @@ def test_without_tool_calls_the_tools_stay_in_the_prompt(http: httpx.Client, rou
         return answer.json(), usage["input_tokens" if responses else "prompt_tokens"], details["cached_tokens"]
 
     first, prompt, _ = asked("auto")
-    assert "weigh" in str(first)
     again, longer, cached = asked("none")
     assert longer == prompt and cached >= prompt - 2
-    assert "'tool_calls': [" not in str(again) and "function_call'" not in str(again) and "tool_use" not in str(again)
+    assert "weigh" in str(first) and "largest" in str(first) and "largest" not in str(again)
 
 
 def test_the_last_requests_are_remembered_each_for_its_owner() -> None:
