@@ -62,11 +62,11 @@ def write_scripted_model(path: Path, scripts: Mapping[str, str], template: str =
     used = {MERGED}
     for name, text in scripts.items():
         last = add(f"<|script:{name}|>", CONTROL)
-        if mark and text.startswith(mark):
+        marked = bool(mark) and text.startswith(mark)
+        if marked:
             token = add(mark, gguf.TokenType.USER_DEFINED)
             following[last] = last = token
-            text = text.removeprefix(mark)
-        for piece in _pieces(text, used):
+        for piece in _pieces(text[len(mark) :] if marked else text, used):
             token = add("".join(spelling[byte] for byte in piece.encode()), NORMAL)
             following[last] = last = token
         following[last] = end
