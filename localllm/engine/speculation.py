@@ -6,11 +6,27 @@ length depends on step costs and on the acceptance rate.
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from localllm.engine.step_costs import StepCosts
 
 MAX_DRAFT = 15
 NGRAM = 3
+
+
+class Draft(NamedTuple):
+    """What a draft's length depends on.
+
+    drafting_s: time to draft one token. others: further sequences that decode in the step. reading_s: the least time to
+    read before a draft. generated: tokens of the answer so far. start_s: further time that a draft takes.
+    """
+
+    costs: StepCosts
+    drafting_s: float
+    others: int
+    reading_s: float
+    generated: int
+    start_s: float
 
 
 class DraftLength:
@@ -30,26 +46,13 @@ class DraftLength:
         generated: int = 0,
         start_s: float = 0.0,
     ) -> int:
-        """Tokens to draft, 0 to `limit`.
-
-        drafting_s: time to draft one token. others: further sequences that decode in the step. reading_s: the least
-        time to read before a draft. generated: tokens of the answer so far. start_s: further time that a draft
-        takes.
-        """
+        """Tokens to draft, 0 to `limit`. The others are the fields of a Draft."""
         if limit <= 0:
             return 0
-        return self._choose(min(limit, MAX_DRAFT), costs, drafting_s, others, reading_s, generated, start_s)
+        draft = Draft(costs, drafting_s, others, reading_s, generated, start_s)
+        return self._choose(min(limit, MAX_DRAFT), draft)
 
-    def _choose(
-        self,
-        most: int,
-        costs: StepCosts,
-        drafting_s: float,
-        others: int,
-        reading_s: float,
-        generated: int,
-        start_s: float,
-    ) -> int:
+    def _choose(self, most: int, draft: Draft) -> int:
         raise NotImplementedError
 
 
@@ -88,17 +91,9 @@ class ModelDraftLength(DraftLength):
         right, wrong = self._seen[min(at, len(self._seen) - 1)]
         return right / (right + wrong)
 
-    def _choose(
-        self,
-        most: int,
-        costs: StepCosts,
-        drafting_s: float,
-        others: int,
-        reading_s: float,
-        generated: int,
-        start_s: float,
-    ) -> int:
+    def _choose(self, most: int, draft: Draft) -> int:
         """The other sequences are expected to draft as many, with drafting_s for all. Sets affordable_s."""
+        costs, drafting_s, others, reading_s, generated, start_s = draft
         sequences = others + 1
         if not costs.largest:
             return 0
@@ -176,18 +171,10 @@ class LookupLength(DraftLength):
         right, wrong = self._class(self._streak + at)
         return right / (right + wrong)
 
-    def _choose(
-        self,
-        most: int,
-        costs: StepCosts,
-        drafting_s: float,
-        others: int,
-        reading_s: float,
-        generated: int,
-        start_s: float,
-    ) -> int:
+    def _choose(self, most: int, draft: Draft) -> int:
         """The number with the most expected tokens per second. The other sequences are expected to draft nothing."""
-        plain = 1 / costs.seconds(others + 1)
+        costs, rows = draft.costs, draft.others + 1
+        plain = 1 / costs.seconds(rows)
         best, best_gain = 0, self.LEAST_GAIN
         expected = likely = 1.0
         for count in range(1, most + 1):
@@ -195,7 +182,7 @@ class LookupLength(DraftLength):
             expected += likely
             if expected + likely * (most - count) <= best_gain:  # no longer draft can win, even if its rows were free
                 break
-            gain = expected / costs.seconds(others + 1 + count) / plain
+            gain = expected / costs.seconds(rows + count) / plain
             if gain > best_gain:
                 best, best_gain = count, gain
         return best
