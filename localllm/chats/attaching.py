@@ -29,9 +29,10 @@ def attachments_of(name: str, data: bytes) -> tuple[Attachment, ...]:
             raise RequestError(f"{name}: {error}.") from error
         if not content.text.strip() and not content.pages:
             raise RequestError(f"{name}: has no text, and shows nothing.")
+        size = len(content.text)
     else:
         try:
-            content = Content(_text(data))
+            content, size = Content(_text(data)), len(data)
         except UnicodeDecodeError as error:
             if data.startswith(_PICTURES) or (mimetypes.guess_type(name)[0] or "").startswith(("image/", "audio/")):
                 return (medium_of(name, data),)
@@ -39,7 +40,7 @@ def attachments_of(name: str, data: bytes) -> tuple[Attachment, ...]:
                 f"{name}: is not UTF-8 text (byte {error.start}). "
                 "Only text, PDF, DOCX, pictures and WAV can be attached."
             ) from error
-    if len(content.text) > MAX_TEXT_BYTES:
+    if size > MAX_TEXT_BYTES:
         raise RequestError(f"{name}: has more than {MAX_TEXT_BYTES >> 20} MiB of text. Attach a part of it.")
     return Attachment.of_file(name, content)
 
