@@ -16,7 +16,7 @@ _PREFIX = "drafts of "
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class UnsentText:
     """An unsent text, with the pasted texts that it names."""
 
     text: str
@@ -28,13 +28,13 @@ class Drafts:
 
     def __init__(self, store: SessionStore) -> None:
         self._store = store
-        self._kept: list[Draft] = []
+        self._kept: list[UnsentText] = []
         self._name = ""
 
     def keep(self, prompts: Sequence[Prompt]) -> None:
         """Store the drafts in some prompts, the first one's last, if they have changed."""
         drafts = [
-            Draft(text, tuple(file for name, file in prompt.pasted.items() if f"@{name}" in text))
+            UnsentText(text, tuple(file for name, file in prompt.pasted.items() if f"@{name}" in text))
             for prompt in reversed(prompts)
             for text in prompt.unsent
         ]
@@ -47,9 +47,9 @@ class Drafts:
             self._store.forget(self._own_name())
         self._kept = drafts
 
-    def take_over(self) -> list[Draft]:
+    def take_over(self) -> list[UnsentText]:
         """The drafts of chats that have ended, oldest first. They are removed from the store."""
-        found: list[Draft] = []
+        found: list[UnsentText] = []
         for name, value in self._store.remembered_with(_PREFIX).items():
             if not _runs(name):
                 found += _read(value)
@@ -76,11 +76,11 @@ def _runs(name: str) -> bool:
         return False
 
 
-def _read(value: str) -> list[Draft]:
+def _read(value: str) -> list[UnsentText]:
     """Stored drafts; none if they are damaged."""
     try:
         return [
-            Draft(str(draft["text"]), tuple(Attachment.stored(file) for file in draft["pasted"]))
+            UnsentText(str(draft["text"]), tuple(Attachment.stored(file) for file in draft["pasted"]))
             for draft in json.loads(value)
         ]
     except (ValueError, TypeError, KeyError):

@@ -233,7 +233,7 @@ def test_a_drawing_that_takes_too_much_ends_the_child_and_the_next_is_drawn(
 
 
 @pytest.mark.parametrize("data", [b"", b"%PDF-1.7\n%%EOF", pdf_of([DRAWING])[:300], b"\0" * 1000])
-def test_what_cannot_be_drawn_is_told_in_a_sentence(drawer: Extractor, data: bytes) -> None:
+def test_pages_that_cannot_be_drawn_give_one_sentence(drawer: Extractor, data: bytes) -> None:
     with pytest.raises(UnreadableError, match=r"^cannot be drawn: "):
         drawer.draw(data, [1])
     with pytest.raises(UnreadableError, match=r"^cannot be drawn: "):

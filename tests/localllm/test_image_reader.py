@@ -169,7 +169,7 @@ def test_encoders_and_users_share_nothing(identity: str, namespace: str, tmp_pat
     assert isinstance(one, ImageRows) and isinstance(other, ImageRows) and one.ids[0] != other.ids[0]
 
 
-def test_tokens_are_told_without_encoding() -> None:
+def test_token_counts_need_no_encoding() -> None:
     projector = Counting()
     images = reader(None, projector)
     assert (images.tokens(png(1)), projector.calls) == (6, 0)

@@ -171,7 +171,7 @@ def test_rows_that_cannot_be_appended_change_nothing(loaded):
     runner.check_integrity({*runner.sequences})
 
 
-def test_a_sequence_cut_before_or_after_an_image_goes_on_with_the_same_bits(loaded):
+def test_a_sequence_cut_before_or_after_an_image_continues_with_the_same_bits(loaded):
     """States are where they were, or are made from the rows before them, images included."""
     case, _, runner = loaded
     pieces = pieces_of(case, MODELS[case.model])

@@ -137,7 +137,7 @@ def test_a_first_chat_from_prompt_to_figures(slow: Any, open_page: OpenPage) -> 
     assert page.tab.locator("#chats .shown").count() == 1
 
 
-def test_a_reload_in_the_middle_goes_on_with_the_answer(slow: Any, open_page: OpenPage) -> None:
+def test_a_reload_during_an_answer_resumes_it(slow: Any, open_page: OpenPage) -> None:
     page = open_page(slow)
     page.send("Tom had a red ball")
     page.tab.wait_for_function("() => document.querySelector('.assistant .body')?.textContent.length > 10")
@@ -489,7 +489,7 @@ def test_a_chat_is_exported_and_imported(slow: Any, open_page: OpenPage, data: P
     page.tab.wait_for_selector(".user .body:has-text('Once kept elsewhere')")
 
 
-def test_what_the_model_saw_of_a_picture_is_told(slow: Any, open_page: OpenPage, data: Path) -> None:
+def test_the_answer_shows_what_the_model_saw_of_a_picture(slow: Any, open_page: OpenPage, data: Path) -> None:
     store = SessionStore(data / "localllm" / "sessions.db")
     with contextlib.closing(store):
         chat = store.create(MODEL, {})

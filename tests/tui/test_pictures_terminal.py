@@ -144,7 +144,7 @@ def test_one_question_tells_what_a_terminal_can_do(
         ("Apple_Terminal", b"", False, False),
     ],
 )
-def test_the_terminals_name_is_its_own_answer_or_a_variable(
+def test_the_terminals_name_comes_from_its_reply_or_a_variable(
     program: str, answer: bytes, tmux: bool, inline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pty = pytest.importorskip("pty", reason="Windows has no such module")

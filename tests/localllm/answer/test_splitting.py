@@ -386,7 +386,7 @@ def test_literals_stream_within_a_parameter(opening: str, body: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[add(n=007)]", "[add(n=1,)]", "[add(n=1})]", "[add(n=" + "x" * 3000])
-def test_what_is_no_literal_is_no_call(text: str) -> None:
+def test_text_that_is_not_a_literal_is_not_a_call(text: str) -> None:
     opening = "<|tool_call_start|>"
     parts = split_at(AnswerSplitter([], [form(opening)], TOOLS), f"{opening}{text}<|tool_call_end|>", [])
     assert not any(part.tool_calls for part in parts)

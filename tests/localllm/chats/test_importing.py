@@ -368,7 +368,7 @@ CHAT = json.dumps(open_webui_chat()).encode()
         "session",
     ],
 )
-def test_files_that_are_no_exports(content: bytes, why: str, tmp_path: Path) -> None:
+def test_files_that_are_not_exports(content: bytes, why: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=why):
         read(tmp_path, content)
 
@@ -421,7 +421,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 
 
 @given(data=st.data())
-def test_whatever_stands_in_a_field_gives_a_chat_or_one_sentence(data: st.DataObject, tmp_path_factory: Any) -> None:
+def test_any_value_of_a_field_gives_a_chat_or_one_sentence(data: st.DataObject, tmp_path_factory: Any) -> None:
     sample: Any = data.draw(st.sampled_from(SAMPLES))()
     for _ in range(data.draw(st.integers(1, 4))):
         at = sample

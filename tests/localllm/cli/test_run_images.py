@@ -74,7 +74,7 @@ def test_pictures_are_named_among_the_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("budget", [12, 60])
-def test_what_was_seen_of_several_pictures_is_told(data_dir: Path, tmp_path: Path, budget: int) -> None:
+def test_run_shows_what_was_seen_of_several_pictures(data_dir: Path, tmp_path: Path, budget: int) -> None:
     model = shutil.copyfile(data_dir / "models" / "gguf" / "stories260K-F32.gguf", tmp_path / "model.gguf")
     write_projector(tmp_path / "mmproj-model.gguf", "gemma4uv")
     named = [str(tmp_path / f"{seed}.png") for seed in (1, 2)]

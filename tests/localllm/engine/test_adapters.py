@@ -111,7 +111,7 @@ def stored(path: Path, content: bytes) -> tuple[FileState, ...]:
         return (FileState.of(path, file.fileno()),)
 
 
-def test_each_set_of_adapters_has_its_own_place_on_the_disk(tmp_path: Path) -> None:
+def test_each_set_of_adapters_has_a_separate_folder(tmp_path: Path) -> None:
     first, second, moved = (
         stored(tmp_path / name, content) for name, content in (("a", b"one"), ("b", b"two"), ("c", b"one"))
     )

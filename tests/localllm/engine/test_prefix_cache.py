@@ -75,7 +75,7 @@ def test_a_released_end_leaves_the_shared_part_that_is_stored_nowhere_else() -> 
 
 
 @pytest.mark.parametrize("by_request", [False, True])
-def test_a_conversation_that_goes_on_from_a_trunk_or_a_pin_is_evicted_before_it(by_request: bool) -> None:
+def test_a_continuation_of_a_trunk_or_a_pin_is_evicted_before_it(by_request: bool) -> None:
     cached = Cached(SHARED)
     if by_request:
         cached.cache.keep(SPACE, SHARED, Pin(len(SHARED), 1000))

@@ -103,7 +103,7 @@ def test_a_draft_may_be_preceded_by_reading_of_exactly_what_is_affordable(drafti
     assert length.choose(8, costs, drafting_s, 0, affordable * 1.001) == 0
 
 
-def test_each_position_of_a_draft_has_its_own_chance_and_one_never_reached_that_before_it() -> None:
+def test_each_position_of_a_draft_has_a_chance_and_one_never_reached_takes_the_one_before() -> None:
     length = ModelDraftLength()
     for _ in range(50):
         length.observe(drafted=3, accepted=1)

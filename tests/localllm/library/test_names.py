@@ -148,7 +148,7 @@ def test_drives_and_backslashes_make_paths_on_windows_alone(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["qwen3", "qwen3:0.6b", "hf.co/user/repo:Q4_K_M", "localhost:5000/a/b:c", "ab:/c"])
 @pytest.mark.parametrize("on_windows", [False, True])
-def test_names_are_no_paths(text: str, on_windows: bool) -> None:
+def test_names_are_not_paths(text: str, on_windows: bool) -> None:
     assert not looks_like_path(text, on_windows)
 
 

@@ -43,7 +43,7 @@ def test_the_likelier_choice_is_found_in_ten_questions(http: httpx.Client) -> No
         assert right[0] > wrong[0] and not wrong[1], context
 
 
-def test_the_tokenizer_is_told_as_by_vllm(http: httpx.Client) -> None:
+def test_the_tokenizer_is_described_as_vllm_does(http: httpx.Client) -> None:
     info = http.get("/tokenizer_info").json()
     assert info["eos_token"] and info["bos_token"] and "chat_template" in info
     assert len(encode(http, info["eos_token"])) == 1

@@ -43,7 +43,7 @@ def test_the_page_allows_nothing_from_elsewhere(server: Any) -> None:
         assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
 
 
-def test_no_script_or_style_stands_in_the_page_and_nothing_is_foreign() -> None:
+def test_the_page_has_no_inline_script_or_style_and_loads_nothing_foreign() -> None:
     html = (FOLDER / "page.html").read_text(encoding="utf-8")
     assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=", html)
     for name in FILES:

@@ -91,7 +91,7 @@ def test_a_model_that_sees_gets_pages_without_text_as_pictures(http: httpx.Clien
 
 
 @pytest.mark.parametrize("data", [MIXED, SCANNED], ids=["mixed", "scanned"])
-def test_a_model_that_reads_text_only_says_so(http: httpx.Client, data: bytes) -> None:
+def test_a_text_model_refuses_pages_as_pictures(http: httpx.Client, data: bytes) -> None:
     for path, body in bodies(data).items():
         answer = posted(http, path, MODEL, body)
         (warning,) = answer.get("warnings") or answer["choices"][0]["warnings"]

@@ -71,7 +71,7 @@ def test_every_protocol_tells_what_was_seen_within_the_settings_budget(client: h
 
 
 @pytest.mark.parametrize("ask", [ollama, openai, responses, anthropic])
-def test_a_request_has_a_budget_of_its_own(client: httpx.Client, ask: Any) -> None:
+def test_each_request_may_set_a_budget(client: httpx.Client, ask: Any) -> None:
     assert 8 < rows(ask(client, image_max_tokens=12)) <= 12
     assert 60 < rows(ask(client, image_min_tokens=90, image_max_tokens=90)) <= 90
 

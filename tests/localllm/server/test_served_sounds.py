@@ -115,7 +115,7 @@ def test_what_cannot_be_heard_is_one_sentence(sound: object, problem: str, clien
         {"data": ""},
     ],
 )
-def test_a_note_replaces_what_is_no_wav_file(sound: object, client: httpx.Client) -> None:
+def test_a_note_replaces_sound_that_is_not_wav(sound: object, client: httpx.Client) -> None:
     reply = ask(client, sound)
     assert reply.status_code == 200, reply.text
     assert "'input_audio' that is no WAV file" in reply.text
@@ -152,7 +152,7 @@ def test_run_takes_a_sound_by_its_path_and_tells_what_was_heard(folder: Path, tm
     assert as_json["sounds"][0]["seconds"] == 2.0 and "pictures" not in as_json
 
 
-def test_a_projector_without_an_ear_says_so(model_files: Path, tmp_path: Path) -> None:
+def test_sound_for_a_projector_without_an_audio_encoder_is_refused(model_files: Path, tmp_path: Path) -> None:
     shutil.copyfile(model_files / "stories260K-F32.gguf", tmp_path / "eye.gguf")
     write_projector(tmp_path / "mmproj-eye.gguf", "gemma4uv")
     (tmp_path / "note.wav").write_bytes(hum())

@@ -216,7 +216,7 @@ def test_pages_of_items(gpt: openai.OpenAI, http: httpx.Client) -> None:
         assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_nobody_else_reads_or_deletes_what_a_user_stores(start_server: StartServer, tmp_path: Path) -> None:
+def test_other_users_cannot_read_or_delete_stored_responses(start_server: StartServer, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("alice: one-key-of-some-length\nbob: another-key-of-some-length\n")
     keys.chmod(0o600)

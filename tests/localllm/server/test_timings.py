@@ -58,7 +58,7 @@ def test_every_chunk_of_text_has_timings_if_wanted(server: Server, path: str, bo
     assert "timings" not in chunks[0] or "completions" in path
 
 
-def test_each_choice_has_its_own_timings(server: Server) -> None:
+def test_each_choice_has_timings(server: Server) -> None:
     chunks = streamed(server, "/v1/chat/completions", **CHAT, n=2)
     ends = [chunk for chunk in chunks if chunk["choices"][0]["finish_reason"]]
     assert sorted(chunk["choices"][0]["index"] for chunk in ends) == [0, 1]

@@ -115,7 +115,7 @@ def test_pages_hear_of_changes_by_other_programs(start_server: Any, tmp_path: Pa
             assert later["chat"] > first["chat"] and later["list"] > first["list"]
 
 
-def test_the_answer_goes_on_when_the_client_leaves(slow: Client) -> None:
+def test_the_answer_continues_when_the_client_leaves(slow: Client) -> None:
     chat = slow.begin(parameters={"max_tokens": "12", "temperature": "0"})
     with events(slow, chat) as lines:
         next(line for line in lines if line.get("answer", {}).get("state", {}).get("phase") == "writing")
@@ -140,7 +140,7 @@ def test_two_readers_get_the_same_answer(slow: Client) -> None:
             assert len(blocks) == len(whole) and blocks[:-1] == whole[:-1]
 
 
-def test_stop_keeps_the_text_and_continue_goes_on(slow: Client) -> None:
+def test_stop_keeps_the_text_and_continue_resumes_it(slow: Client) -> None:
     chat = slow.begin(parameters={"max_tokens": "40", "temperature": "0"})
     eventually(lambda: slow.chat(chat)["messages"][-1]["content"], "there is no text")
     assert slow.post(f"/api/chats/{chat}/stop") == {"stopped": True}

@@ -213,9 +213,7 @@ def test_without_tools_switched_on_none_are_offered(client: Client, folder: Path
     assert client.get("/api/chats/options")["tools"] == str(folder)
 
 
-def test_a_server_that_was_not_told_offers_no_tools(
-    start_server: Any, models: list[str], folder: Path, data: Path
-) -> None:
+def test_the_page_offers_no_tools_by_default(start_server: Any, models: list[str], folder: Path, data: Path) -> None:
     with start_server(*models, "--page-tools", str(folder), models=(), **own_places(data)) as server:
         client = Client(server.url)
         chat = client.begin("Tidy", model="editor", parameters=WITH_TOOLS)

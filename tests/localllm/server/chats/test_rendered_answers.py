@@ -116,7 +116,7 @@ def test_what_models_write(text: str, html: str) -> None:
 @pytest.mark.parametrize(
     "text", ["It costs $5 and $6.", "US$5 to US$6", "a $ b $ c", "`$x$`", "```\n$x$\n```", "\\$x\\$", "$5/$6"]
 )
-def test_prices_and_code_are_no_formulas(text: str) -> None:
+def test_prices_and_code_are_not_formulas(text: str) -> None:
     assert "<math" not in "".join(rendered(text))
 
 

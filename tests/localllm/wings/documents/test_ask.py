@@ -91,7 +91,7 @@ def test_a_model_that_reads_text_only_is_not_shown_pages(folder: Path, model: Pa
     assert "matches the question. " in str(refused) and "reads text only" in str(refused)
 
 
-def test_pages_that_cannot_be_drawn_are_told_with_their_file(
+def test_pages_that_cannot_be_drawn_are_listed_with_their_file(
     folder: Path, seer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "scan.pdf").write_bytes(pdf_of([DRAWING]))

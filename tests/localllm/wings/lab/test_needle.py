@@ -16,7 +16,7 @@ def words(text: str) -> int:
 
 
 @pytest.mark.parametrize("length", [300, 1000])
-def test_the_needle_stands_once_at_its_depth(length: int) -> None:
+def test_the_needle_appears_once_at_its_depth(length: int) -> None:
     for depth in (0, 25, 50, 100):
         text, number = haystack(length, depth, 3, words)
         assert text.count(number) == 1 and text.count("lighthouse") == 1
