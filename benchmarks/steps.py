@@ -39,6 +39,7 @@ from benchmarks.engine_tools import GREEDY, table
 from gguf_io import load_tokenizer, open_model
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
+from localllm.engine.runner import Begin
 from localllm.engine.speculation import DraftLength
 from localllm.wings.lab.simulate.costs import Curve, StepTimes
 from localllm.wings.lab.simulate.runner import SimulatedRunner, VirtualClock
@@ -87,25 +88,27 @@ class SleepingRunner(SimulatedRunner):
         self._pool[:, usable:] = self._pool[:, list(ends)] = -30
         self._at = 0
 
-    def begin(
-        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
-    ) -> Callable[[], NDArray[np.float32]]:
-        """Store the rows; the result sleeps until the step is over."""
-        began = time.perf_counter()
-        self.times.began.append(began)
-        self.times.own_began.append(time.thread_time())
-        for sequence, rows in groupby(sequences):
-            self._append(sequence, sum(1 for _ in rows))
-        self._at = (self._at + 7) % (POOL - len(wanted) + 1)
-        step_ms = np.interp(len(tokens), list(self._step_ms), list(self._step_ms.values()))
-        due = began + float(step_ms) / 1000 + PROMPT_ROW_S * max(len(tokens) - max(self._step_ms), 0)
-        return partial(self._wait, due, len(tokens), self._pool[self._at : self._at + len(wanted)])
+    def prepare(self, positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]) -> Begin:
+        """Begin with the tokens: store the rows; the result sleeps until the step is over."""
+        rows = [(sequence, len(list(group))) for sequence, group in groupby(sequences)]
+        return lambda _tokens: self._begin(rows, len(positions), len(wanted))
 
     def run(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
     ) -> NDArray[np.float32]:
         """Store the rows, sleep, return logits."""
-        return self.begin(tokens, positions, sequences, wanted)()
+        return self.prepare(positions, sequences, wanted)(tokens)()
+
+    def _begin(self, stored: Sequence[tuple[int, int]], rows: int, wanted: int) -> Callable[[], NDArray[np.float32]]:
+        began = time.perf_counter()
+        self.times.began.append(began)
+        self.times.own_began.append(time.thread_time())
+        for sequence, count in stored:
+            self._append(sequence, count)
+        self._at = (self._at + 7) % (POOL - wanted + 1)
+        step_ms = np.interp(rows, list(self._step_ms), list(self._step_ms.values()))
+        due = began + float(step_ms) / 1000 + PROMPT_ROW_S * max(rows - max(self._step_ms), 0)
+        return partial(self._wait, due, rows, self._pool[self._at : self._at + wanted])
 
     def _wait(self, due: float, rows: int, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         waited = due - time.perf_counter()

@@ -5,7 +5,7 @@ share cells, and a cell is free when its last sequence releases it. Cell numbers
 checked for everything that llama.cpp would abort or misbehave on, before anything is changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
@@ -95,25 +95,31 @@ def check_room(count: int, pool: CellPool) -> None:
         )
 
 
+def check_tokens(tokens: Sequence[int], rows: int, info: RunnerInfo) -> None:
+    """Raise ValueError unless these are tokens for so many rows."""
+    if len(tokens) != rows:
+        raise ValueError(f"{len(tokens)} tokens for {rows} rows")
+    if min(tokens) < 0 or max(tokens) >= info.vocab_size:
+        raise ValueError(f"token ids {min(tokens)}..{max(tokens)} are outside 0..{info.vocab_size - 1}")
+
+
 def check_rows(
-    rows: NDArray[np.int64],
-    outputs: NDArray[np.int64],
+    positions: Sequence[int],
+    sequences: Sequence[int],
+    outputs: Sequence[int],
     info: RunnerInfo,
     alive: Mapping[int, StoredCells],
     pool: CellPool,
 ) -> dict[int, int]:
     """Return the number of new rows of each sequence.
 
-    rows: int64[3, count]: tokens, positions, sequences. Raises ValueError, or LlamaCppMemoryError if cells run out.
-    Plain Python, because decoding has few rows, for which arrays would take ten times as long.
+    Raises ValueError, or LlamaCppMemoryError if cells run out. Plain Python, because decoding has few rows, for which
+    arrays would take ten times as long.
     """
-    tokens, positions, sequences = rows.tolist()
-    count = len(tokens)
+    count = len(positions)
     if not 1 <= count <= info.max_rows:
         raise ValueError(f"{count} rows, outside 1..{info.max_rows}")
-    if min(tokens) < 0 or max(tokens) >= info.vocab_size:
-        raise ValueError(f"token ids {min(tokens)}..{max(tokens)} are outside 0..{info.vocab_size - 1}")
-    wanted = [-1, *outputs.tolist(), count]
+    wanted = [-1, *outputs, count]
     if any(row >= following for row, following in pairwise(wanted)):
         raise ValueError(f"wanted rows must ascend within 0..{count - 1}")
     appended: dict[int, int] = {}
@@ -126,7 +132,7 @@ def check_rows(
             raise ValueError(f"the rows of sequence {sequence} are not contiguous")
         stored = len(cells)
         start = cells.position(stored)
-        if positions[first : first + length] != list(range(start, start + length)):
+        if list(positions[first : first + length]) != list(range(start, start + length)):
             raise ValueError(f"the positions of sequence {sequence} do not continue at {start}")
         if stored + length > info.max_context:
             raise ValueError(f"sequence {sequence} would grow beyond the model's {info.max_context} positions")

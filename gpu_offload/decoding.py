@@ -1,7 +1,7 @@
 """Turns rows into calls of llama_decode: one per set of adapters, split so that the output buffer holds each result."""
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -63,6 +63,10 @@ class Batch:
         self._wanted[wanted] = 1
         self.struct.n_tokens = count
 
+    def set_tokens(self, tokens: NDArray[np.int64] | Sequence[int]) -> None:
+        """Set the tokens of all rows."""
+        self._token[: len(tokens)] = tokens
+
 
 class Decoder:
     """Computes rows, checked before by cells.check_rows, on one context."""
@@ -73,30 +77,43 @@ class Decoder:
         self._lib = llama()
         self._context = context
         self._sequences = sequences
-        self._batch = Batch(options.batch_rows)
+        # Two, so that one can be filled while llama.cpp may still read the other.
+        self._batch, self._other = Batch(options.batch_rows), Batch(options.batch_rows)
         self._max_rows = options.batch_rows
         self._output_rows = output_rows(options)
         self._vocab_size = vocab_size
         self._adapters = adapters
         self._place, self._found = (0, 0), np.empty((0, vocab_size), dtype=np.float32)
 
-    def begin(
-        self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, StoredCells]
-    ) -> Callable[[], NDArray[np.float32]]:
-        """Begin to compute int64[3, count] rows (tokens, positions, sequences).
+    def prepare(
+        self,
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        outputs: Sequence[int],
+        alive: Mapping[int, StoredCells],
+    ) -> Callable[[Sequence[int]], Callable[[], NDArray[np.float32]]]:
+        """Lay out rows. The result takes their tokens, begins to compute, and returns what waits for the logits.
 
-        The result waits for the logits of the row indices `outputs`. Raises LlamaCppError.
+        outputs: the rows whose logits are requested. The result raises LlamaCppError.
         """
-        if not self._adapters and len(outputs) <= self._output_rows:
-            self._start(rows, outputs)
-            return partial(self._logits, len(outputs))
-        found = self._by_adapters(rows, outputs, alive) if self._adapters else self._decode(rows, outputs)
-        return lambda: found
+        places, wanted = np.array([positions, sequences], dtype=np.int64), np.array(outputs, dtype=np.int64)
+        if not self._adapters and len(wanted) <= self._output_rows:
+            return partial(self._start, self._laid_out(places, wanted), places, len(wanted))
+
+        def compute(tokens: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
+            rows = np.vstack([np.array(tokens, dtype=np.int64), places])
+            found = self._by_adapters(rows, wanted, alive) if self._adapters else self._decode(rows, wanted)
+            return lambda: found
+
+        return compute
 
     def _by_adapters(
         self, rows: NDArray[np.int64], outputs: NDArray[np.int64], alive: Mapping[int, StoredCells]
     ) -> NDArray[np.float32]:
-        """Compute rows, those of each set of adapters apart: llama.cpp applies one set to a whole batch."""
+        """Compute int64[3, count] rows (tokens, positions, sequences), those of each set of adapters apart.
+
+        llama.cpp applies one set to a whole batch.
+        """
         members: dict[AdapterSet, list[int]] = {}
         for index, sequence in enumerate(rows[2].tolist()):
             members.setdefault(alive[sequence].adapters, []).append(index)
@@ -140,19 +157,27 @@ class Decoder:
         return np.concatenate(pieces)
 
     def _decode_once(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[np.float32]:
-        self._start(rows, outputs)
-        return self._logits(len(outputs))
+        return self._start(self._laid_out(rows[1:], outputs), rows[1:], len(outputs), rows[0])()
 
-    def _start(self, rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> None:
-        """One llama_decode. It returns before GPUs are ready."""
-        self._batch.fill(rows[0], rows[1], rows[2], outputs, rows.shape[1])
-        status = self._lib.llama_decode(self._context, self._batch.struct)
+    def _laid_out(self, places: NDArray[np.int64], outputs: NDArray[np.int64]) -> Batch:
+        """A batch of rows that lack their tokens. places: int64[2, count]: positions, sequences."""
+        self._batch, self._other = self._other, self._batch
+        self._batch.fill(0, places[0], places[1], outputs, places.shape[1])
+        return self._batch
+
+    def _start(
+        self, batch: Batch, places: NDArray[np.int64], wanted: int, tokens: NDArray[np.int64] | Sequence[int]
+    ) -> Callable[[], NDArray[np.float32]]:
+        """One llama_decode, which returns before GPUs are ready; the result waits for the logits."""
+        batch.set_tokens(tokens)
+        status = self._lib.llama_decode(self._context, batch.struct)
         if status:
             raise LlamaCppError(f"llama_decode failed with status {status}:\n{complaints()}")
         if self._sequences.shadowed:
-            begins = np.flatnonzero(np.diff(rows[2], prepend=-1))
-            for position, sequence in rows[1:, begins].T.tolist():
+            begins = np.flatnonzero(np.diff(places[1], prepend=-1))
+            for position, sequence in places[:, begins].T.tolist():
                 self._sequences.computed(sequence, position)
+        return partial(self._logits, wanted)
 
     def _logits(self, count: int) -> NDArray[np.float32]:
         """Wait; return the logits of the last llama_decode as a view of llama.cpp's buffer."""

@@ -19,7 +19,7 @@ from gguf_io.image_rows import ImageRows
 from gguf_io.model_file import ModelFile
 from gguf_io.runner_info import AdapterSet, LoadProgress, RunnerInfo
 from gpu_offload.adapters import Adapters
-from gpu_offload.cells import CellPool, StoredCells, check_room, check_rows
+from gpu_offload.cells import CellPool, StoredCells, check_room, check_rows, check_tokens
 from gpu_offload.decoding import Decoder
 from gpu_offload.errors import LlamaCppError
 from gpu_offload.library import llama
@@ -152,28 +152,32 @@ class LlamaCppRunner:
         The result is valid until the next call, including close. Raises ValueError, or LlamaCppMemoryError if cells run
         out, before anything is changed; LlamaCppError if the computation fails, with the rows removed again.
         """
-        return self.begin(tokens, positions, sequences, wanted)()
+        return self.prepare(positions, sequences, wanted)(tokens)()
 
-    def begin(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[int],
-        wanted: Sequence[int],
-    ) -> Callable[[], NDArray[np.float32]]:
-        """Like `run`, but return a function that waits for the logits: GPUs compute meanwhile, the CPU before."""
+    def prepare(
+        self, positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
+    ) -> Callable[[Sequence[int]], Callable[[], NDArray[np.float32]]]:
+        """Like `run`, but return a function that takes the tokens and begins; its result waits for the logits.
+
+        GPUs go on computing after the first of them, the CPU computes within it.
+        """
         _ = self._context  # raises if the runner is closed
-        rows = np.array([tokens, positions, sequences], dtype=np.int64)
-        outputs = np.array(wanted, dtype=np.int64)
-        appended = check_rows(rows, outputs, self.info, self._alive, self._pool)
-        try:
-            logits = self._decoder.begin(rows, outputs, self._alive)
-        except LlamaCppError:
-            self._take_back({sequence: len(self._alive[sequence]) for sequence in appended})
-            raise
-        for sequence, count in appended.items():  # while a GPU computes
-            self._append(sequence, count)
-        return logits
+        appended = check_rows(positions, sequences, wanted, self.info, self._alive, self._pool)
+        decode = self._decoder.prepare(positions, sequences, wanted, self._alive)
+
+        def begin(tokens: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
+            _ = self._context
+            check_tokens(tokens, len(positions), self.info)
+            try:
+                logits = decode(tokens)
+            except LlamaCppError:
+                self._take_back({sequence: len(self._alive[sequence]) for sequence in appended})
+                raise
+            for sequence, count in appended.items():  # while a GPU computes
+                self._append(sequence, count)
+            return logits
+
+        return begin
 
     def run_unless(
         self,

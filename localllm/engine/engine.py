@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -31,7 +31,7 @@ from localllm.engine.request import (
     fit_prompt,
 )
 from localllm.engine.restore_costs import COMPUTED, RestoreCosts
-from localllm.engine.runner import ComputesAside, Interruptible, Runner, SeesImages, sees_images, window_use
+from localllm.engine.runner import Begin, ComputesAside, Interruptible, Runner, SeesImages, sees_images, window_use
 from localllm.engine.sampling import Sampler
 from localllm.engine.scheduler import Plan, Scheduler
 from localllm.engine.sequence import TokenSequence, adapter_set, text_of_prompt
@@ -84,16 +84,21 @@ class EngineStats:
 class _Begun:
     """A step. logits: waits for them, or computes them. ahead: how many steps in a row were begun ahead, with it.
 
-    known: whether the step after it needs only its tokens, unless one of them changes that. choices: the operations
-    that choose its tokens; empty if more is needed for it.
+    following: the step after it, and what begins it, if that needs only its tokens, unless one of them changes that.
+    choices: the operations that choose its tokens; empty if more is needed for it. Indices of parts: constrained are
+    those whose grammar must see its token first, scored those with log-probabilities, and sampled those whose tokens
+    are worked up already.
     """
 
     plan: Plan
     began: float
     logits: Callable[[], NDArray[np.float32] | None]
     ahead: int = 0
-    known: bool = False
+    following: tuple[Plan, Begin] | None = None
     choices: Sequence[int] = ()
+    constrained: Sequence[int] = ()
+    scored: Sequence[int] = ()
+    sampled: set[int] = field(default_factory=set)
 
 
 class Engine:
@@ -202,8 +207,8 @@ class Engine:
             logits = self._wait(begun)
             if logits is not None:
                 ran, plan = self._clock(), begun.plan
-                self._begun = self._go_on(begun, logits)
-                accepted = self._sample(plan, logits)
+                logits = self._go_on(begun, logits)
+                accepted = [self._sample(begun, at, logits) for at in range(len(plan.parts))]
                 self._commit(plan, accepted)
                 self._note(begun, ran, sum(accepted))
         if self._begun is None:
@@ -362,13 +367,17 @@ class Engine:
             self.journal.answer()
         plan = self.scheduler.schedule()
         self._report_progress()
-        return self._begin(plan) if plan.parts else None, bool(plan.parts) or plan.again or ended
+        return self._begin(plan, partial(self._started, plan)) if plan.parts else None, bool(
+            plan.parts
+        ) or plan.again or ended
 
-    def _begin(self, plan: Plan, ahead: int = 0) -> _Begun:
-        """Begin to compute the plan's rows."""
+    def _begin(
+        self, plan: Plan, begin: Callable[[], Callable[[], NDArray[np.float32] | None]], ahead: int = 0
+    ) -> _Begun:
+        """Begin to compute the plan's rows, by calling `begin`."""
         began = self._clock()
         try:
-            return _Begun(plan, began, self._started(plan), ahead)
+            return _Begun(plan, began, begin(), ahead)
         except LocalLLMError as error:
             return _Begun(plan, began, partial(_raise, error), ahead)
 
@@ -385,7 +394,7 @@ class Engine:
         rows = plan.tokens, plan.positions, plan.sequences, plan.wanted
         if plan.patient and isinstance(self.runner, Interruptible):
             return partial(self.runner.run_unless, self._interrupted, *rows)
-        return partial(self.runner.run, *rows) if self._aside is None else self._aside.begin(*rows)
+        return partial(self.runner.run, *rows) if self._aside is None else self._aside.prepare(*rows[1:])(plan.tokens)
 
     def _wait(self, begun: _Begun) -> NDArray[np.float32] | None:
         """The logits of a step; None if it was interrupted or failed. Before that, do what a device leaves time for.
@@ -396,7 +405,7 @@ class Engine:
             try:
                 self._do_later()
                 if self._aside is not None:
-                    self._look_ahead(begun)
+                    self._look_ahead(begun, self._aside)
             finally:
                 logits = begun.logits()
         except LocalLLMError as error:
@@ -407,43 +416,57 @@ class Engine:
             return None
         return logits
 
-    def _look_ahead(self, begun: _Begun) -> None:
-        """Prepare what follows a step, without the runner, which computes it."""
+    def _look_ahead(self, begun: _Begun, aside: ComputesAside) -> None:
+        """Prepare what follows a step while the device computes it."""
         plan = begun.plan
         if plan.only_decodes:
-            choices = [choice for part in plan.parts if (choice := part.generation.begin(None)) is not None]
-            begun.choices = choices if len(choices) == len(plan.parts) else ()
+            generations = [part.generation for part in plan.parts]
+            choices = [choice for one in generations if (choice := _choice_of(one, None)) is not None]
+            begun.choices = choices if len(choices) == len(generations) else ()
+            begun.constrained = [at for at, one in enumerate(generations) if one.is_constrained]
+            begun.scored = [at for at, one in enumerate(generations) if one.request.sampling.logprobs is not None]
         may_go_on = begun.ahead < MOST_AHEAD and self.runner.info.can_truncate and not self.journal.asked
-        begun.known = may_go_on and self.scheduler.next_is_known(plan)
+        has_room = self.runner.pages_free() >= len(plan)  # a token takes one page at most
+        if may_go_on and has_room and self.scheduler.next_is_known(plan):
+            following = plan.following()
+            begun.following = following, aside.prepare(following.positions, following.sequences, following.wanted)
 
-    def _go_on(self, begun: _Begun, logits: NDArray[np.float32]) -> _Begun | None:
-        """Where a device computes, choose the step's tokens, and begin the next step if it needs nothing else."""
+    def _go_on(self, begun: _Begun, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Where a device computes, choose the step's tokens, and begin the next step if it needs nothing else.
+
+        Returns the logits as far as they are still read: the device may overwrite its own.
+        """
         if self._choosers is None:
-            return None
+            return logits
         plan = begun.plan
         tokens = self._choosers.run(begun.choices, logits) if begun.choices else self._choose(plan, logits)
-        if not begun.known or self._submissions or len(tokens) < len(plan.parts):
-            return None
+        if begun.following is None or self._submissions or len(tokens) < len(plan.parts):
+            return logits
         if min(tokens) < 0 or not self._vocabulary.eog_ids.isdisjoint(tokens):
-            return None
-        if self.runner.pages_free() < len(tokens):  # a token takes one at most
-            return None
-        return self._begin(plan.next(tokens), begun.ahead + 1)
+            return logits
+        for at in begun.constrained:
+            self._sample(begun, at, logits)
+            generation = plan.parts[at].generation
+            if generation.finish_reason or generation.sequence.pending > 2:  # more than the row and its token
+                return logits
+        if begun.scored:
+            kept = np.empty_like(logits)
+            for at in begun.scored:
+                kept[at] = logits[at]
+            logits = kept
+        following, begin = begun.following
+        following.tokens = tokens
+        self._begun = self._begin(following, partial(begin, tokens), begun.ahead + 1)
+        return logits
 
     def _choose(self, plan: Plan, logits: NDArray[np.float32]) -> list[int]:
         """Choose the first tokens of all generations that need nothing else for it; return them."""
         assert self._choosers is not None
-        choices: list[int] = []
-        for part, rows in zip(plan.parts, plan.logits, strict=True):
-            if rows.start == rows.stop or part.scored:
-                continue
-            try:
-                choice = part.generation.begin(logits[rows.start])
-            except Exception as error:
-                part.generation.fail(error)
-            else:
-                choices += [] if choice is None else [choice]
-        return self._choosers.run(choices)
+        rows = [
+            (part, rows.start) for part, rows in zip(plan.parts, plan.logits, strict=True) if rows.start < rows.stop
+        ]
+        choices = [_choice_of(part.generation, logits[row]) for part, row in rows if not part.scored]
+        return self._choosers.run([choice for choice in choices if choice is not None])
 
     def _do_later(self) -> None:
         """Send texts, and note what was done: what the next step does not depend on."""
@@ -451,22 +474,21 @@ class Engine:
         for work in later:
             work()
 
-    def _sample(self, plan: Plan, logits: NDArray[np.float32]) -> list[int]:
-        """Score prompts, and sample tokens if the prompt is complete; return each part's number of accepted drafts.
+    def _sample(self, begun: _Begun, at: int, logits: NDArray[np.float32]) -> int:
+        """Score a part's prompt, and sample tokens if it is complete; return the number of accepted drafts.
 
-        An exception from one generation ends only that one.
+        No effect the second time. An exception ends this generation only.
         """
-        accepted = [0] * len(plan.parts)
-        for at, (part, rows) in enumerate(zip(plan.parts, plan.logits, strict=True)):
-            if rows.start == rows.stop or part.generation.finish_reason:
-                continue
-            try:
-                following = part.generation.score_prompt(logits[rows]) if part.scored else logits[rows]
-                if len(following):
-                    accepted[at] = part.generation.sample(following, part.drafts)
-            except Exception as error:
-                part.generation.fail(error)
-        return accepted
+        part, rows = begun.plan.parts[at], begun.plan.logits[at]
+        if rows.start == rows.stop or part.generation.finish_reason or at in begun.sampled:
+            return 0
+        begun.sampled.add(at)
+        try:
+            following = part.generation.score_prompt(logits[rows]) if part.scored else logits[rows]
+            return part.generation.sample(following, part.drafts) if len(following) else 0
+        except Exception as error:
+            part.generation.fail(error)
+            return 0
 
     def _commit(self, plan: Plan, accepted: list[int]) -> None:
         """Record what was computed, truncate what is not part of the answer, send text."""
@@ -581,6 +603,15 @@ class Engine:
         self.scheduler.waiting.clear()
         self._submissions.clear()
         self.journal.cancel()
+
+
+def _choice_of(generation: Generation, row: NDArray[np.float32] | None) -> int | None:
+    """Generation.begin; an exception ends the generation."""
+    try:
+        return generation.begin(row)
+    except Exception as error:
+        generation.fail(error)
+        return None
 
 
 def _raise(error: LocalLLMError) -> NDArray[np.float32]:

@@ -168,10 +168,16 @@ class Generation:
         return rows[scored:]
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar says which tokens may come."""
+        return self._constraint is not None
+
+    @property
     def goes_on(self) -> bool:
         """Whether the answer goes on after the next token, and needs only that token for it.
 
-        The token itself may still end it: an end of turn, or the end of a stop string.
+        The token itself may still end it (an end of turn, the end of a stop string or of what a grammar allows), or a
+        grammar may force others after it.
         """
         request, stream = self.request, self.writer.stream
         return (
@@ -179,24 +185,17 @@ class Generation:
             and not (stream.cancelled or stream.full)
             and self.tokens_left > 1
             and len(self.sequence.tokens) + 1 < self.context
-            and self._constraint is None
-            and request.sampling.logprobs is None
             and request.time_limit_s is None
         )
 
     def begin(self, row: NDArray[np.float32] | None) -> int | None:
         """The operation that chooses the first token of `sample`, to be run before it; None where more is needed.
 
-        row: the first one of `sample`; None if it comes later, see Sampler.begin.
+        row: the first one of `sample`; None if it comes later, see Sampler.begin. Raises RequestError.
         """
-        if (
-            self.finish_reason
-            or self._constraint
-            or self.request.max_tokens == 0
-            or self.request.prompt_logprobs is not None
-        ):
+        if self.finish_reason or self.request.max_tokens == 0:
             return None
-        return self._sampler.begin(row, self._banned)
+        return self._sampler.begin(row, *self._may_come())
 
     def sample(self, rows: NDArray[np.float32], drafts: Sequence[int]) -> int:
         """Sample from each row in turn, until a sampled token differs from the draft.
@@ -293,17 +292,17 @@ class Generation:
 
     def _sample(self, row: NDArray[np.float32]) -> None:
         """Sample a token; append it and the tokens that the constraint forces after it."""
-        allowed = self._constraint.mask() if self._constraint else None
-        token_id, logprob = self._sampler.sample(row, allowed, self._banned if allowed is None else None)
+        token_id, logprob = self._sampler.sample(row, *self._may_come())
         self.writer.sampled()
         self._take(token_id, logprob)
         if self._constraint:
             self._take_forced()
 
-    @property
-    def _banned(self) -> NDArray[np.intp] | None:
-        """The tokens that would end the answer, where it must go on."""
-        return self._eog if self.request.ignore_eos or self.generated < self.request.min_tokens else None
+    def _may_come(self) -> tuple[NDArray[np.bool_] | None, NDArray[np.intp] | None]:
+        """What the constraint allows next; without one, the tokens that are banned because they end the answer."""
+        allowed = self._constraint.mask() if self._constraint else None
+        goes_on = self.request.ignore_eos or self.generated < self.request.min_tokens
+        return allowed, self._eog if allowed is None and goes_on else None
 
     @property
     def _line_limit_reached(self) -> bool:

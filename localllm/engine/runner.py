@@ -106,6 +106,11 @@ class Interruptible(Protocol):
         """Like Runner.run, but stop soon after another thread sets `stop`: return None, with nothing changed."""
 
 
+Begin = Callable[[Sequence[int]], Callable[[], NDArray[np.float32]]]
+"""Takes the tokens of rows and begins to compute them. Its result waits for the logits that Runner.run returns, and
+must be called before any other method that changes sequences."""
+
+
 @runtime_checkable
 class ComputesAside(Protocol):
     """Additional interface of a Runner whose device computes while the caller does other work.
@@ -113,16 +118,11 @@ class ComputesAside(Protocol):
     Only effective if `info.computes_aside`.
     """
 
-    def begin(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        sequences: Sequence[int],
-        wanted: Sequence[int],
-    ) -> Callable[[], NDArray[np.float32]]:
-        """Like Runner.run, but the logits are those that the result returns, which waits for them.
+    def prepare(self, positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]) -> Begin:
+        """Check and lay out rows as Runner.run does, whose tokens come later.
 
-        The caller must call it before any other method.
+        May be called while the device computes rows before them. The result must be called before any other method
+        that changes sequences, or not at all.
         """
 
 

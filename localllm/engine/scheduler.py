@@ -106,9 +106,9 @@ class Plan:
         """Whether each part is a decoding sequence, without drafts."""
         return self.decoded == len(self.parts) and not self.drafted
 
-    def next(self, tokens: list[int]) -> "Plan":
-        """After a plan that only decodes: the next token of each of its sequences."""
-        return replace(self, tokens=tokens, positions=[position + 1 for position in self.positions])
+    def following(self) -> "Plan":
+        """After a plan that only decodes: the next token of each of its sequences, without the tokens."""
+        return replace(self, tokens=[], positions=[position + 1 for position in self.positions])
 
 
 def fair_shares(wants: Sequence[int], budget: int) -> list[int]:

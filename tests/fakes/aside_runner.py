@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine.runner import Begin
 from tests.fakes.fake_runner import FakeRunner
 
 
@@ -20,23 +21,33 @@ class AsideRunner(FakeRunner):
         self.meanwhile: Callable[[], None] = lambda: None
         self.busy = False
         self.begun = 0
+        self._prepared: list[Sequence[int]] = []
+        self._latest = np.empty(0, np.float32)
 
-    def begin(self, *rows: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
-        """Compute, but keep the result until it is asked for."""
-        logits = self.run(*rows)
-        self.busy = True
-        self.begun += 1
+    def prepare(self, *places: Sequence[int]) -> Begin:
+        """Compute once the tokens come, but keep the result until it is asked for."""
+        latest = self._prepared = [*places]
 
-        def wait() -> NDArray[np.float32]:
-            self.meanwhile()
-            self.busy = False
-            return logits
+        def begin(tokens: Sequence[int]) -> Callable[[], NDArray[np.float32]]:
+            assert self._prepared is latest, "something else was done since"
+            logits = self.run(tokens, *places)
+            self.busy = True
+            self.begun += 1
 
-        return wait
+            def wait() -> NDArray[np.float32]:
+                self.meanwhile()
+                self.busy = False
+                return logits
+
+            return wait
+
+        return begin
 
     def run(self, *rows: Sequence[int]) -> NDArray[np.float32]:
         assert not self.busy
-        return super().run(*rows)
+        self._latest[:] = np.nan  # valid until the next call
+        self._latest = super().run(*rows)
+        return self._latest
 
     def create_sequence(self, adapters: tuple[tuple[int, float], ...] = ()) -> int:
         assert not self.busy

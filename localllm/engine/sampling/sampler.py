@@ -65,12 +65,17 @@ class Sampler:
         self._mu = 2 * params.mirostat_tau if params.mirostat and params.temperature > 0 else None
         self._last: Candidates | None = None
 
-    def begin(self, logits: NDArray[np.float32] | None, banned: NDArray[np.intp] | None = None) -> int | None:
+    def begin(
+        self,
+        logits: NDArray[np.float32] | None,
+        allowed: NDArray[np.bool_] | None = None,
+        banned: NDArray[np.intp] | None = None,
+    ) -> int | None:
         """The operation of `choose` for the token that `sample` returns next for these logits, to be run before it.
 
-        None where `sample` needs more than that choice. banned: as for `sample`. logits: None if
-        they come later, and whoever runs the operation tells where they are; then the result is None where they must
-        be changed before.
+        None where `sample` needs more than that choice. allowed, banned: as for `sample`; allowed must live until then.
+        logits: None if they come later, and whoever runs the operation tells where they are; then the result is None
+        where they must be changed before. Raises RequestError.
         """
         if self._mu is not None or self._params.post_sampling_probs:
             return None
@@ -81,7 +86,7 @@ class Sampler:
             return None
         else:
             logits = self._changed(logits)
-        self._chooser.prepare(logits, self._mask(None, banned), *self._uniforms())
+        self._chooser.prepare(logits, self._mask(allowed, banned), *self._uniforms())
         self._begun = True
         return self._chooser.operation
 
@@ -131,11 +136,6 @@ class Sampler:
     def _choose(
         self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None, banned: NDArray[np.intp] | None
     ) -> int:
-        if allowed is not None and allowed.shape != logits.shape:
-            raise RequestError(
-                f"The constraint knows {allowed.size} tokens and the model has {logits.size}: "
-                "constraints cannot be used with this model."
-            )
         if self._begun:
             self._begun = False
             return self._chooser.chosen(self._changes_logits)
@@ -170,7 +170,12 @@ class Sampler:
         return TokenLogprob(token_id, math.log(own), others)
 
     def _mask(self, allowed: NDArray[np.bool_] | None, banned: NDArray[np.intp] | None) -> NDArray[np.bool_] | None:
-        """bool[vocab_size]: the tokens that may be chosen; None for all."""
+        """bool[vocab_size]: the tokens that may be chosen; None for all. Raises RequestError."""
+        if allowed is not None and allowed.size != self.vocab_size:
+            raise RequestError(
+                f"The constraint knows {allowed.size} tokens and the model has {self.vocab_size}: "
+                "constraints cannot be used with this model."
+            )
         if allowed is not None or banned is None:
             return allowed
         if self._unbanned is None:

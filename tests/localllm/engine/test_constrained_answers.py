@@ -14,6 +14,7 @@ from localllm.engine.request import ContextPolicy, FinishReason, GenerationReque
 from localllm.engine.sampling import Sampler
 from localllm.engine.speculation import DraftLength
 from localllm.engine.stream import Completion
+from tests.fakes.aside_runner import AsideRunner
 from tests.fakes.byte_vocabulary import END, ByteVocabulary
 from tests.fakes.fake_runner import FakeRunner
 
@@ -40,8 +41,8 @@ def constraint(kind: str, source: object) -> Constraint:
     return compile_constraint(ConstraintKind(kind), text, CONSTRAINTS)
 
 
-def make_runner() -> FakeRunner:
-    return FakeRunner(pages=200, vocab_size=VOCABULARY.vocab_size)
+def make_runner(kind: type[FakeRunner] = FakeRunner) -> FakeRunner:
+    return kind(pages=200, vocab_size=VOCABULARY.vocab_size)
 
 
 def answers(runner: FakeRunner, *wanted: GenerationRequest, disk: DiskCache | None = None) -> list[Completion]:
@@ -76,14 +77,15 @@ def alone(
     return tuple(tokens), FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("device", [FakeRunner, AsideRunner])
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize(("kind", "source"), [("json_schema", PERSON), ("regex", NUMBERS), ("gbnf", FORM)])
 def test_answers_are_those_sampled_one_by_one(
-    kind: str, source: object, eager: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, source: object, eager: bool, device: type[FakeRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if eager:
         monkeypatch.setattr(DraftLength, "choose", lambda _self, limit, *_: max(min(limit, 6), 0))
-    runner = make_runner()
+    runner = make_runner(device)
     wanted = [
         GenerationRequest(PROMPT, sampling, constraint=constraint(kind, source), max_tokens=limit)
         for sampling in (
@@ -101,8 +103,9 @@ def test_answers_are_those_sampled_one_by_one(
         assert len(done.logprobs) == (len(done.token_ids) if request.sampling.logprobs else 0)
 
 
-def test_forced_text_takes_no_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_runner()
+@pytest.mark.parametrize("device", [FakeRunner, AsideRunner])
+def test_forced_text_takes_no_sampling(device: type[FakeRunner], monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(device)
     sampled: list[int] = []
     sample = Sampler.sample
 

@@ -49,6 +49,7 @@ SAMPLING = (
     SamplingParams(temperature=0, repeat_penalty=1.2, logprobs=1),
     SamplingParams(seed=7, repeat_penalty=1.1),
     SamplingParams(seed=8, mirostat=2),
+    SamplingParams(seed=9, logprobs=2),
 )
 
 

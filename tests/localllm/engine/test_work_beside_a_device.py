@@ -13,6 +13,7 @@ from gguf_io import load_tokenizer, open_model
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine import engine
+from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
 from localllm.engine.speculation import DraftLength
@@ -20,6 +21,7 @@ from localllm.engine.stream import Completion, GenerationStream
 from localllm.errors import LocalLLMError
 from models import builtin
 from tests.fakes.aside_runner import AsideRunner
+from tests.fakes.byte_vocabulary import ByteVocabulary
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
 from tests.oracle import llama_oracle
@@ -47,7 +49,7 @@ def submitted(runner: FakeRunner) -> tuple[Engine, list[GenerationStream]]:
     many = [request(number, ignore_eos=number % 2 == 0, min_tokens=number % 3) for number in range(6, 12)]
     changed = [request(12, sampling=PENALISED), request(13, sampling=MARKED)]
     rolling = request(14, context_limit=30, context_policy=ContextPolicy.ROLLING, max_tokens=60)
-    told = request(5, sampling=SamplingParams(temperature=1, seed=5, logprobs=2))
+    told = request(5, sampling=SamplingParams(temperature=1, seed=5, logprobs=2), prompt_logprobs=1)
     return running, [running.submit(one) for one in (*plain, stopped, *many, *changed, rolling, told)]
 
 
@@ -196,7 +198,7 @@ def test_a_step_that_fails_ends_its_requests_and_no_text_is_lost(
     while not ahead(running):
         pass
     read = [sum(len(event.token_ids) for event in stream.poll()) for stream in streams]
-    monkeypatch.setattr(runner, "begin", lambda *_: partial(fail, error) if later else fail(error))
+    monkeypatch.setattr(runner, "prepare", lambda *_: lambda _tokens: partial(fail, error) if later else fail(error))
     with nullcontext() if isinstance(error, DeviceError) else pytest.raises(RuntimeError, match="lost"):
         while running.step():
             pass
@@ -243,3 +245,113 @@ def test_llama_cpp_gives_the_same_answers_where_steps_are_begun_ahead() -> None:
 
     for (beside, reused), (alone, reused_alone) in zip(talk(True), talk(False), strict=True):
         assert (beside.token_ids, beside.text, reused) == (alone.token_ids, alone.text, reused_alone)
+
+
+LETTERS = ByteVocabulary((b"name", b"abc"))
+GRAMMARS = ConstraintVocabulary(LETTERS)
+
+
+def constrained(source: str, number: int, **others: Any) -> GenerationRequest:
+    constraint = compile_constraint(ConstraintKind.REGEX, source, GRAMMARS)
+    sampling = SamplingParams(temperature=number % 3, seed=number)
+    usual = {"prompt": (*b"Say: ", number), "sampling": sampling, "max_tokens": 60, "constraint": constraint}
+    return GenerationRequest(**{**usual, **others})
+
+
+def of_grammars(runner: FakeRunner) -> tuple[Engine, list[GenerationStream]]:
+    running = Engine(runner, LETTERS)
+    wanted = [
+        constrained("[a-z ]+", 1),
+        constrained("(a|b)[a-z]{9}(the name is )[a-z]{12}", 2),
+        constrained("[a-z ]+", 3, stop=("e",)),
+        constrained("[a-m ]{30}", 4, sampling=SamplingParams(seed=4, logprobs=3)),
+        constrained("[a-m ]{40}", 5, sampling=SamplingParams(seed=5, repeat_penalty=1.2, logprobs=1)),
+        constrained("[a-f]+", 6, min_tokens=20, stop=("abc", "fa")),
+        constrained("[a-z]{50}", 7, max_tokens=33),
+        constrained("[a-z ]+", 8, context_limit=24, context_policy=ContextPolicy.ROLLING),
+        request(9),
+    ]
+    return running, [running.submit(one) for one in wanted]
+
+
+def test_answers_of_grammars_are_those_of_a_runner_that_computes_at_once() -> None:
+    found = []
+    for kind in (AsideRunner, FakeRunner):
+        running, streams = of_grammars(kind(pages=400, vocab_size=LETTERS.vocab_size))
+        run(running)
+        running.close()
+        found.append([stream.collect() for stream in streams])
+    for beside, alone in zip(*found, strict=True):
+        assert (beside.token_ids, beside.text, beside.logprobs) == (alone.token_ids, alone.text, alone.logprobs)
+        assert (beside.last.finish_reason, beside.last.counts) == (alone.last.finish_reason, alone.last.counts)
+        assert beside.token_ids and (len(beside.token_ids) == 60) <= (beside.last.finish_reason is FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("source", "others"),
+    [
+        ("[a-z ]{60}", {}),
+        ("[a-z ]{60}", {"sampling": SamplingParams(seed=3, logprobs=4)}),
+        ("[a-z ]{60}", {"sampling": PENALISED}),
+        ("", {"constraint": None, "ignore_eos": True, "sampling": SamplingParams(temperature=0, logprobs=0)}),
+    ],
+)
+def test_steps_are_begun_ahead_with_grammars_and_log_probabilities(source: str, others: dict[str, Any]) -> None:
+    running = Engine(AsideRunner(pages=400, vocab_size=LETTERS.vocab_size), LETTERS)
+    stream = running.submit(constrained(source or ".", 1, max_tokens=40, **others))
+    began = "".join("-a"[ahead(running)] for _ in range(45)).strip("-")
+    assert began == f"{'a' * 16}-{'a' * 16}-{'a' * 4}" and len(stream.collect().token_ids) == 40
+
+
+def test_what_a_grammar_forces_is_computed_in_one_step() -> None:
+    """Nothing is begun ahead of it, so it takes no step more."""
+    counts = []
+    for kind in (AsideRunner, FakeRunner):
+        runner = kind(pages=400, vocab_size=LETTERS.vocab_size)
+        running = Engine(runner, LETTERS)
+        stream = running.submit(constrained("[a-c]{5}( and then )[a-c]{5}( or so )[a-c]{5}", 2))
+        run(running)
+        counts.append((runner.batches, stream.collect().text))
+    assert counts[0] == counts[1] and " and then " in counts[0][1]
+
+
+def test_a_grammar_that_the_answer_cannot_follow_ends_it_alone() -> None:
+    """The mask is computed beside the device, and so is its error."""
+    found = []
+    for kind in (AsideRunner, FakeRunner):
+        running = Engine(kind(pages=400, vocab_size=LETTERS.vocab_size), LETTERS)
+        failing, other = constrained("[a-z ]{60}", 1), constrained("[a-z ]{60}", 2)
+        streams = [running.submit(failing), running.submit(other)]
+        for _ in range(12):
+            running.step()
+        state: Any = running.scheduler.running[0]._constraint
+        state.mask = partial(fail, DeviceError("no token can write it"))
+        run(running)
+        found.append([(len(one.text), one.last.finish_reason) for one in (one.collect() for one in streams)])
+    assert found[0][0][1] is FinishReason.ERROR and found[0][1] == found[1][1] == (60, FinishReason.STOP)
+
+
+def test_an_answer_of_a_grammar_that_is_cancelled_in_a_step_begun_ahead_gets_no_token_of_it() -> None:
+    running = Engine(AsideRunner(pages=400, vocab_size=LETTERS.vocab_size), LETTERS)
+    stream, other = (running.submit(constrained("[a-z ]{60}", number)) for number in (1, 2))
+    while not ahead(running):
+        pass
+    made = running.scheduler.running[0].generated
+    stream.cancel()
+    run(running)
+    done = stream.collect()
+    assert done.last.finish_reason is FinishReason.CANCELLED and done.last.counts.generated <= made + 1
+    assert len(other.collect().text) == 60
+
+
+@pytest.mark.parametrize("pages", [24, 30, 40])
+def test_answers_stay_the_same_where_pages_run_out(pages: int) -> None:
+    found = []
+    for kind in (AsideRunner, FakeRunner):
+        running = Engine(kind(pages=pages, vocab_size=LETTERS.vocab_size), LETTERS)
+        streams = [running.submit(constrained("[a-z ]{60}", number)) for number in range(1, 5)]
+        run(running)
+        running.close()
+        found.append([(one.token_ids, one.last.finish_reason) for one in (one.collect() for one in streams)])
+        assert running.scheduler.preemptions
+    assert found[0] == found[1]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
-from localllm.engine.runner import ComputesAside, Runner
+from localllm.engine.runner import Begin, ComputesAside, Runner
 from localllm.errors import RequestError
 from localllm.wings.lab.simulate.costs import Curve, StepTimes
 from localllm.wings.lab.simulate.machines import Machine
@@ -197,13 +197,16 @@ class BorrowedRunner:
         began = self._clock()
         return self._timed(began, (len(tokens), len(wanted)), self._runner.run(tokens, positions, sequences, wanted))
 
-    def begin(
-        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]
-    ) -> Callable[[], NDArray[Any]]:
+    def prepare(self, positions: Sequence[int], sequences: Sequence[int], wanted: Sequence[int]) -> Begin:
         assert isinstance(self._runner, ComputesAside)
-        began, rows = self._clock(), (len(tokens), len(wanted))
-        logits = self._runner.begin(tokens, positions, sequences, wanted)
-        return lambda: self._timed(began, rows, logits())
+        begin, rows = self._runner.prepare(positions, sequences, wanted), (len(positions), len(wanted))
+
+        def begun(tokens: Sequence[int]) -> Callable[[], NDArray[Any]]:
+            began = self._clock()
+            logits = begin(tokens)
+            return lambda: self._timed(began, rows, logits())
+
+        return begun
 
     def _timed(self, began: float, rows: tuple[int, int], logits: NDArray[Any]) -> NDArray[Any]:
         self.seconds, self.rows = self._clock() - began, rows
