@@ -25,6 +25,7 @@ from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -34,6 +35,7 @@ from benchmarks.llama_peer import LlamaPeer
 from benchmarks.servers import Server, llama_cpp, llama_server, localllm
 from gguf_io import load_tokenizer, open_model
 from gguf_io.tokenizer import Tokenizer
+from gpu_offload.loading import model_params
 from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.answer.request import AnswerRequest
@@ -76,11 +78,12 @@ def plain(path: Path, context: int, threads: int, gpu_layers: int, kept: int = 0
 
 
 def binding(path: Path, context: int, threads: int, gpu_layers: int) -> Subject:
-    """llama-cpp-python's usual interface."""
-    from llama_cpp import Llama
+    """llama-cpp-python's usual interface, with our model parameters: Llama itself cannot turn AMX kernels off."""
+    from llama_cpp import Llama, llama_cpp
 
     options = {"n_threads": threads, "n_threads_batch": threads, "n_gpu_layers": gpu_layers, "flash_attn": True}
-    model: Any = Llama(str(path), n_ctx=context, verbose=False, **options)
+    with patch.object(llama_cpp, "llama_model_default_params", return_value=model_params(LlamaOptions())):
+        model: Any = Llama(str(path), n_ctx=context, verbose=False, **options)
 
     def run(prompt: list[int], count: int) -> Iterator[int]:
         return islice(model.generate(prompt, temp=0.0, repeat_penalty=1.0), count)
