@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gguf_io.runner_info import AdapterSet
 from localllm.engine.inspection import RequestView, Timeline
+from localllm.engine.pins import computed_for
 from localllm.engine.prefix_cache import common_prefix
 from localllm.engine.request import (
     ContextPolicy,
@@ -131,7 +132,7 @@ class Generation:
             prompt.dropped_messages,
             prompt.dropped_tokens + self._rolled,
             sequence.recomputed,
-            max(max((pin.tokens for pin in sequence.pins), default=0) - reused, 0),
+            computed_for(sequence.pins, reused) if sequence.pins else (),
         )
 
     @property

@@ -1,6 +1,6 @@
 """Beginnings of prompts that requests pin: evicted last until a time, within a share of each memory and the disk."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,6 +15,15 @@ class Pin:
     tokens: int
     seconds: float
     priority: int = 0
+
+
+def computed_for(pins: Sequence[Pin], reused: int) -> tuple[tuple[float, int], ...]:
+    """How many tokens are pinned for each time, the longest first, of those after the reused ones."""
+    found: dict[float, int] = {}
+    for pin in sorted(pins, key=lambda one: (-one.seconds, one.tokens)):
+        found[pin.seconds] = found.get(pin.seconds, 0) + max(pin.tokens - reused, 0)
+        reused = max(reused, pin.tokens)
+    return tuple(found.items())
 
 
 @dataclass(frozen=True, slots=True)

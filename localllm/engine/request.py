@@ -158,8 +158,8 @@ class Counts:
 
     cached_memory and cached_disk are the parts of prompt whose KV was reused from that tier. drafted and accepted count
     speculative tokens. dropped_messages and dropped_tokens were dropped by ContextPolicy. recomputed: tokens whose KV
-    is stored in main memory or on disk, and was computed because that is faster on this machine. pinned: prompt tokens
-    that were computed and that the request pinned.
+    is stored in main memory or on disk, and was computed because that is faster on this machine. pinned_for: the prompt
+    tokens that were computed and that the request pinned, by how many seconds, the longest first.
     """
 
     prompt: int = 0
@@ -171,12 +171,17 @@ class Counts:
     dropped_messages: int = 0
     dropped_tokens: int = 0
     recomputed: int = 0
-    pinned: int = 0
+    pinned_for: tuple[tuple[float, int], ...] = ()
 
     @property
     def cached(self) -> int:
         """Prompt tokens whose KV was not computed again."""
         return self.cached_memory + self.cached_disk
+
+    @property
+    def pinned(self) -> int:
+        """Prompt tokens that were computed and that the request pinned."""
+        return sum(tokens for _, tokens in self.pinned_for)
 
 
 @dataclass(frozen=True, slots=True)

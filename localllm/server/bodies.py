@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from functools import cache, lru_cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
@@ -74,6 +74,16 @@ DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0, min_p=0.0)
 MAX_PRIORITY = 1000
 RETENTION_S, LONG_RETENTION_S = 600.0, 86400.0  # of OpenAI's prompt caching
 BANNED = -100  # a logit_bias of this or less bans the token
+
+# Fields of other services' requests that change no answer: about their accounts, storage, places and speed.
+WITHOUT_EFFECT = frozenset(
+    {
+        "access_programs", "anthropic_beta", "anthropic_version", "betas", "billing_policy", "client_metadata",
+        "context_management", "diagnostics", "id_slot", "include", "inference_geo", "metadata", "n_cache_reuse",
+        "prediction", "prompt_cache_options", "safety_identifier", "speed", "store", "stream_options",
+        "t_max_prompt_ms", "usage", "user", "user_profile_id", "workspace_id",
+    }
+)  # fmt: skip
 
 
 def either(name: str) -> AliasChoices:
@@ -142,16 +152,30 @@ def note_unknown(names: Collection[str], what: str, level: int, hint: Callable[[
 
 
 class Body(BaseModel):
-    """A request's body. Unknown fields are ignored, and logged once. true and false are no numbers."""
+    """A request's body. true and false are no numbers.
+
+    Unknown fields are ignored and logged once; the answer names those of the request itself. A field that is null has
+    its default, as in Ollama and llama.cpp's server.
+    """
 
     model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or None not in given.values():
+            return given
+        return {name: value for name, value in given.items() if value is not None or name not in _never_null(cls)}
 
     @model_validator(mode="before")
     @classmethod
     def _note_unknown(cls, given: Any) -> Any:
         if isinstance(given, dict) and cls.model_config.get("extra") != "allow":
             unknown = given.keys() - cls.model_fields.keys() - _aliases(cls)
-            note_unknown(unknown, f"field {{}} of {cls.__name__}", logging.INFO)
+            asked = {name for name in unknown - WITHOUT_EFFECT if given[name] is not None}
+            told = asked if "model" in cls.model_fields else set()  # not in each message and tool
+            note_unknown(told, f"field {{}} of {cls.__name__}", logging.WARNING)
+            note_unknown(unknown - told, f"field {{}} of {cls.__name__}", logging.INFO)
         return given
 
     @field_validator("*", mode="before")
@@ -173,6 +197,14 @@ def _types(annotation: Any) -> set[Any]:
         parts = get_args(annotation)
         return set().union(*map(_types, parts if get_origin(annotation) is not Annotated else parts[:1]))
     return {annotation}
+
+
+@cache
+def _never_null(body: type[Body]) -> frozenset[str]:
+    """The names of the fields that have a default and no meaning for null."""
+    optional = {name: field for name, field in body.model_fields.items() if not field.is_required()}
+    fields = {name: field for name, field in optional.items() if not _types(field.annotation) & {NoneType, Any}}
+    return frozenset(fields).union(*map(_names, fields.values()))
 
 
 def _names(field: FieldInfo) -> Iterator[str]:
@@ -201,7 +233,7 @@ AppliedAdapters = Annotated[list[AppliedAdapter], Field(fail_fast=True, max_leng
 class NamedBody(Body):
     """A request about a model; the only one if it names none."""
 
-    model: Annotated[str, BeforeValidator(lambda given: "" if given is None else given)] = ""
+    model: str = ""
 
 
 class ComputedBody(NamedBody):

@@ -224,7 +224,8 @@ def _parts(part: Any, role: str) -> list[Part]:
         if not isinstance(text, str):
             raise ApiError(400, f"a part of type {kind} needs text")
         return [text_part(text)]
-    if kind in ("image_url", "input_image") and role in ("user", "tool"):
+    is_stored = isinstance(part, dict) and part.get("file_id") and not part.get("image_url")  # at OpenAI
+    if kind in ("image_url", "input_image") and role in ("user", "tool") and not is_stored:
         about = part.get("image_url")
         about = about if isinstance(about, dict) else {"url": about, "detail": part.get("detail")}
         url, detail = about.get("url"), about.get("detail")

@@ -233,9 +233,13 @@ class Service:
         return found
 
     async def rows(self) -> list[tuple[ServedRow, int]]:
-        """The rows of `listed`, each with the model's context."""
+        """The rows of `listed`, each with the model's context, and those of the models' adapters."""
         found = [about for *_, about in await to_thread.run_sync(self.listed)]
-        return list(zip(found, await self.contexts(found), strict=True))
+        rows = []
+        for about, context in zip(found, await self.contexts(found), strict=True):
+            named = [replace(about, name=f"{about.name}:{one}", parent=about.name) for one in about.adapters]
+            rows += [(row, context) for row in (about, *named)]
+        return rows
 
     async def contexts(self, models: Sequence[ServedRow]) -> list[int]:
         """The most tokens of prompt and answer together: those of loaded models, else what a load would ask for.

@@ -12,7 +12,7 @@ from localllm.answer.request import AnswerRequest
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server import answering
-from localllm.server.anthropic.requests import CountBody, MessagesBody, conversation, messages_request
+from localllm.server.anthropic.requests import LIFETIMES_S, CountBody, MessagesBody, conversation, messages_request
 from localllm.server.bodies import Object
 from localllm.server.errors import TOO_LONG_ANTHROPIC, Refusal, kind_of
 from localllm.server.json_body import ProtocolRoute
@@ -167,10 +167,12 @@ def _tool_use(name: str, arguments: Object) -> Object:
 
 def _usage(last: AnswerEvent) -> Object:
     counts = last.counts
+    written = dict(counts.pinned_for)
     return {
         "input_tokens": counts.prompt - counts.cached - counts.pinned,
         "cache_read_input_tokens": counts.cached,
         "cache_creation_input_tokens": counts.pinned,
+        "cache_creation": {f"ephemeral_{ttl}_input_tokens": written.get(LIFETIMES_S[ttl], 0) for ttl in LIFETIMES_S},
         "output_tokens": counts.generated,
     }
 

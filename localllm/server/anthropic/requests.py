@@ -4,7 +4,7 @@ Features that only the cloud has (its own tools, files stored there) are left ou
 cannot reach the model is replaced by a note that the model reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any
@@ -150,7 +150,7 @@ def conversation(body: CountBody) -> Object:
     system = _system(body.system)
     found: list[Object] = [{"role": "system", "content": system}] if system else []
     listed, deferred = _tools(body)
-    loading = _Loading(deferred)
+    loading = _Loading(deferred, {tool.name for tool in body.tools or []})
     for message in body.messages:
         found += _messages(message, loading)
     described = list(loading.loaded)
@@ -169,6 +169,8 @@ def _tools(body: CountBody) -> tuple[list[Object], dict[str, Object]]:
     listed: list[Object] = []
     deferred: dict[str, Object] = {}
     for tool in filter(_is_described, offered):
+        if not tool.name:
+            raise ApiError(400, "a tool needs a name")
         if tool.defer_loading and not searched and tool.name != choice.get("name"):
             deferred[tool.name] = _tool(tool)
         else:
@@ -177,24 +179,39 @@ def _tools(body: CountBody) -> tuple[list[Object], dict[str, Object]]:
 
 
 class _Loading:
-    """Writes the definitions of deferred tools where a conversation first refers to them. loaded: by name, in order."""
+    """Writes the definitions of deferred tools where a conversation first refers to them, or has the result of a call.
 
-    def __init__(self, deferred: Mapping[str, Object]) -> None:
-        self._deferred = deferred
+    loaded: by name, in order.
+    """
+
+    def __init__(self, deferred: Mapping[str, Object], known: Collection[str]) -> None:
+        """known: the names of all tools."""
+        self._deferred, self._known = deferred, known
+        self._called: dict[str, str] = {}  # names of tools by ids of calls
         self.loaded: dict[str, Object] = {}
 
     def block(self, block: Object) -> Object:
         """A block with the references in it as text. A further reference to the same tool is only its name."""
-        if block.get("type") == "tool_reference":
+        kind, content = block.get("type"), block.get("content")
+        if kind == "tool_reference":
             name = str(block.get("tool_name") or "")
-            if name not in self._deferred or name in self.loaded:
-                return text_part(name)
-            self.loaded[name] = self._deferred[name]
-            return text_part(definitions([self.loaded[name]]))
-        content = block.get("content")
-        if not isinstance(content, list):
-            return block
-        return {**block, "content": [self.block(one) if isinstance(one, dict) else one for one in content]}
+            if name not in self._known:
+                note_ignored(f"reference to the tool {shown(name)}, which the request does not have")
+            return text_part(self._definition(name) or name)
+        if kind == "tool_use":
+            self._called[str(block.get("id"))] = str(block.get("name"))
+        if isinstance(content, list):
+            block = {**block, "content": [self.block(one) if isinstance(one, dict) else one for one in content]}
+        if kind == "tool_result" and (defined := self._definition(self._called.get(str(block.get("tool_use_id")), ""))):
+            block = {**block, "content": [*_blocks(block.get("content")), text_part(defined)]}
+        return block
+
+    def _definition(self, name: str) -> str:
+        """The definition of a deferred tool, which is loaded; "" if it is loaded already or not deferred."""
+        if name not in self._deferred or name in self.loaded:
+            return ""
+        self.loaded[name] = self._deferred[name]
+        return definitions([self.loaded[name]])
 
 
 def _thinking(body: CountBody) -> Object:
@@ -269,7 +286,7 @@ def _messages(message: AnthropicMessage, loading: _Loading) -> list[Object]:
             calls.append({"id": _string(block, "id"), "type": "function", "function": call})
         elif kind == "tool_result":
             results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id"), "content": _result(block)})
-        elif kind == "image" and role == "user":
+        elif kind == "image" and role == "user" and not _is_stored(block):
             parts.append(_image(block.get("source")))
         elif kind != "redacted_thinking":
             parts += _parts(block, role)
@@ -278,6 +295,12 @@ def _messages(message: AnthropicMessage, loading: _Loading) -> list[Object]:
         fields["tool_calls"] = calls
     rest = [{"role": role, "content": plain(parts), **fields}] if parts or fields or not results else []
     return [*results, *rest]
+
+
+def _is_stored(block: Object) -> bool:
+    """Whether a block's content is a file that is stored at Anthropic."""
+    source = block.get("source")
+    return isinstance(source, dict) and source.get("type") == "file"
 
 
 def _image(source: Any) -> Part:

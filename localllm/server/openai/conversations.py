@@ -16,7 +16,7 @@ from localllm.server.keys import namespace_of
 from localllm.server.limits import MAX_MESSAGES
 from localllm.server.openai.items import conversation_of, sealed
 from localllm.server.openai.schema import Metadata
-from localllm.server.openai.stored import Stored, listed, page, with_id
+from localllm.server.openai.stored import Stored, listed, page
 from localllm.server.openai.wire import OpenAIRoute, item_usage
 from localllm.server.service import ServiceDep, for_user_of
 
@@ -96,12 +96,12 @@ async def compact(body: CompactBody, http: Request, service: ServiceDep) -> Obje
     body.model = await service.model_or_only(body.model)
     stored, user = stored_of(http)
     given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) and body.input else body.input
-    items = stored.expanded(user, [with_id(item) for item in given or []], body.previous_response_id)
+    items = stored.expanded(user, given or [], body.previous_response_id)
     request = await to_thread.run_sync(_to_summarise, items, body.instructions)
     async with service.run(body.model, for_user_of(http, [request])) as run:
         await run.finish()
         answer = run.answers[0]
-    kept = [listed(item) for item in items if item.get("type", "message") == "message" and item.get("role") == "user"]
+    kept = [listed(item) for item in items if item.get("role") == "user"]
     item = {"type": "compaction", "id": f"cmp_{secrets.token_hex(12)}", "encrypted_content": sealed(answer.content)}
     return {
         "id": f"resp_{secrets.token_hex(16)}",

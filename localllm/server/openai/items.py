@@ -15,6 +15,7 @@ from localllm.server.openai.tools import INPUT, full_name, toolbox
 
 _string = partial(text_field, "an item")
 _SAID = ("content", "reasoning_content", "tool_calls")
+_LOADING = ("tool_search_output", "additional_tools")
 _SEALED = "localllm:"  # prefix of our reasoning in encrypted_content
 
 
@@ -57,17 +58,18 @@ def _message(item: Object) -> Object | None:
         return _call(item, {INPUT: _string(item, "input")} if is_custom else as_arguments(_string(item, "arguments")))
     if (base := _base(kind)) in KINDS and not kind.endswith("_output"):
         return _call(item | {"name": base}, KINDS[base].arguments(item))
-    if (told := _earlier(kind, item)) is not None:
+    if (told := _beside(kind, item)) is not None:
         return told
     if kind.endswith("_output"):
-        named = item if "call_id" in item else item | {"call_id": item.get("id")}
-        return {"role": "tool", "tool_call_id": _string(named, "call_id"), "content": _output(item)}
+        return {"role": "tool", "tool_call_id": _call_id(item), "content": _output(item)}
     note_ignored(f"input item of type {shown(kind)}")
     return None
 
 
-def _earlier(kind: str, item: Object) -> Object | None:
-    """The model's reasoning, or its summary of a conversation, as a message; None for other items."""
+def _beside(kind: str, item: Object) -> Object | None:
+    """The model's reasoning, its summary of a conversation, or further tools, as a message; None for other items."""
+    if kind == "additional_tools" and (functions := toolbox(_tools_of(item)).functions):
+        return {"role": "developer", "content": definitions(functions)}
     if kind == "reasoning":
         return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
     if kind in ("compaction", "compaction_summary") and (summary := _opened(item)) is not None:
@@ -76,15 +78,15 @@ def _earlier(kind: str, item: Object) -> Object | None:
 
 
 def loaded_tools(items: Sequence[Object]) -> list[Object]:
-    """The tools that searches in a conversation have found. Raises ApiError 400."""
-    found: list[Object] = []
-    for item in items:
-        if item.get("type") == "tool_search_output":
-            tools = item.get("tools")
-            if not isinstance(tools, list):
-                raise ApiError(400, "an item of type tool_search_output needs tools as a list")
-            found += tools
-    return found
+    """The tools that a conversation gets after its beginning, by a search or otherwise. Raises ApiError 400."""
+    return [tool for item in items if item.get("type") in _LOADING for tool in _tools_of(item)]
+
+
+def _tools_of(item: Object) -> list[Object]:
+    tools = item.get("tools")
+    if not isinstance(tools, list):
+        raise ApiError(400, f"an item of type {item['type']} needs tools as a list")
+    return tools
 
 
 def _base(kind: str) -> str:
@@ -109,8 +111,13 @@ def _output(item: Object) -> Any:
 
 def _call(item: Object, arguments: str | Object) -> Object:
     function = {"name": full_name(_string(item, "name"), item.get("namespace")), "arguments": arguments}
-    call = {"id": _string(item, "call_id"), "type": "function", "function": function}
+    call = {"id": _call_id(item), "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _call_id(item: Object) -> str:
+    """What links a call with its result: of a local shell's result its own id, as of searches that OpenAI ran."""
+    return _string(item, "call_id" if item.get("call_id") else "id")
 
 
 def _reasoning(item: Object) -> str:

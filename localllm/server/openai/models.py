@@ -1,7 +1,6 @@
 """/v1/models and /v1/embeddings."""
 
 import base64
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,14 +25,7 @@ bare = APIRouter(route_class=BareRoute, tags=["OpenAI"])
 @router.get("/models")
 async def models(service: ServiceDep) -> Object:
     """List the models that requests may name."""
-    rows = []
-    for about, context in await service.rows():
-        rows.append(_row(about, context))
-        rows += [
-            _row(replace(about, name=f"{about.name}:{adapter}", parent=about.name), context)
-            for adapter in about.adapters
-        ]
-    return {"object": "list", "data": rows}
+    return {"object": "list", "data": [_row(about, context) for about, context in await service.rows()]}
 
 
 @router.get("/v1/models/{model:path}")

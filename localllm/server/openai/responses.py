@@ -21,7 +21,6 @@ from localllm.server.openai.client_tools import KINDS
 from localllm.server.openai.conversations import stored_of
 from localllm.server.openai.items import conversation_of, loaded_tools, sealed
 from localllm.server.openai.schema import ResponsesBody
-from localllm.server.openai.stored import with_id
 from localllm.server.openai.tools import RequestTools, custom_input, toolbox, with_choice
 from localllm.server.openai.wire import BareRoute, OpenAIRoute, format_of, item_usage, think_of
 from localllm.server.service import RunningAnswers, ServiceDep
@@ -91,8 +90,7 @@ async def _asked(body: ResponsesBody, http: Request) -> tuple[list[Object], int,
     if body.conversation and body.previous_response_id:
         raise ApiError(400, "conversation and previous_response_id exclude each other; send one of them")
     stored, user = stored_of(http)
-    given = [item if item.keys() == {"id"} else with_id(item) for item in given_items(body)]
-    items = stored.expanded(user, given, body.previous_response_id, conversation_id(body))
+    items = stored.expanded(user, given_items(body), body.previous_response_id, conversation_id(body))
     before = len(stored.expanded(user, [], body.previous_response_id, conversation_id(body)))
     return items, len(items) - before, await to_thread.run_sync(responses_request, body, items)
 

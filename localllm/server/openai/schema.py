@@ -109,7 +109,8 @@ class EmbeddingsBody(ComputedBody):
 
 
 # A client's own notes, echoed.
-Metadata = Annotated[dict[str, str | float | bool | None], Field(max_length=16)]
+_Note = Annotated[str, Field(max_length=512)] | float | bool | None
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], _Note], Field(max_length=16)]
 
 
 class ResponsesBody(Timed):

@@ -9,15 +9,28 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from localllm.server.bodies import Object
+from localllm.server.contents import text_field
 from localllm.server.errors import ApiError
 
 MAX_CHARS = 32 * 2**20  # of everything together, as JSON
+_NAMING = frozenset({"id", "type"})
 
 
-def with_id(item: Object) -> Object:
+def _is_reference(item: Object) -> bool:
+    """Whether an input item only names another one."""
+    return item.get("type") == "item_reference" or ("id" in item and not item.get("type") and item.keys() <= _NAMING)
+
+
+def _with_id(item: Object) -> Object:
     """An input item with an id, by which requests may name it."""
-    prefix = "msg" if item.get("type", "message") == "message" else "item"
-    return item if "id" in item else {**item, "id": f"{prefix}_{secrets.token_hex(12)}"}
+    if item.get("id") and isinstance(item["id"], str):
+        return item
+    prefix = "msg" if _is_message(item) else "item"
+    return {**item, "id": f"{prefix}_{secrets.token_hex(12)}"}
+
+
+def _is_message(item: Object) -> bool:
+    return (item.get("type") or "message") == "message"
 
 
 @dataclass(slots=True)
@@ -68,15 +81,20 @@ class Stored:
     def expanded(
         self, user: str, given: Sequence[Object], previous: str | None, conversation: str | None = None
     ) -> list[Object]:
-        """The items of a conversation, with references resolved. Raises ApiError 400 for an item that is not kept."""
+        """The items of a conversation, with ids, and references resolved.
+
+        Raises ApiError 400 for an item that is not kept.
+        """
         found: list[Object] = []
         if previous:
             found += self._referred((user, "response", previous), "previous_response_not_found")
         if conversation:
             found += self.conversation(user, conversation).items
         for item in given:
-            names = item.get("type") == "item_reference" or item.keys() == {"id"}
-            found += self._referred((user, "item", str(item.get("id")))) if names else [item]
+            if _is_reference(item):
+                found += self._referred((user, "item", text_field("an item", item, "id")))
+            else:
+                found.append(_with_id(item))
         return found
 
     def response(self, user: str, identity: str) -> _Entry:
@@ -97,7 +115,7 @@ class Stored:
 
     def add(self, user: str, identity: str, items: Sequence[Object]) -> list[Object]:
         """Add items to a conversation. Returns them with their ids."""
-        entry, added = self.conversation(user, identity), [with_id(item) for item in items]
+        entry, added = self.conversation(user, identity), self.expanded(user, items, None)
         for item in added:
             self._put((user, "item", str(item["id"])), _Entry([item], 0))
         chars = entry.chars + len(json.dumps(added))
@@ -108,7 +126,10 @@ class Stored:
     def remove_item(self, user: str, identity: str, item: str) -> Object:
         """Remove an item from a conversation, and tell of the conversation."""
         entry = self.conversation(user, identity)
-        entry.items = [one for one in entry.items if one["id"] != item]
+        gone = [one for one in entry.items if one["id"] == item]
+        left = [one for one in entry.items if one["id"] != item]
+        chars = entry.chars - sum(len(json.dumps(one)) for one in gone)
+        self._put((user, "conversation", identity), _Entry(left, chars, entry.about))
         self._found.pop((user, "item", item), None)
         return entry.about
 
@@ -145,11 +166,11 @@ class Stored:
 
 def listed(item: Object) -> Object:
     """An item as lists show it: a message's text as a part."""
-    if item.get("type", "message") != "message":
+    if not _is_message(item):
         return item
     content, kind = item.get("content"), "output_text" if item.get("role") == "assistant" else "input_text"
     part = {"type": kind, "text": content} | ({"annotations": []} if kind == "output_text" else {})
-    shown = {"type": "message", "status": "completed", **item}
+    shown = {**item, "type": "message", "status": item.get("status") or "completed"}
     return {**shown, "content": [part]} if isinstance(content, str) else shown
 
 

@@ -160,6 +160,6 @@ def _custom_description(about: Mapping[str, Any]) -> str:
 
 def _name_of(tool: Mapping[str, Any]) -> str:
     name = tool.get("name")
-    if not isinstance(name, str):
+    if not name or not isinstance(name, str):
         raise ApiError(400, f"a tool of type {str(tool.get('type', 'function'))[:32]} needs a name")
     return name

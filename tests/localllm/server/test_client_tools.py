@@ -50,6 +50,7 @@ ANTHROPICS: Any = [
     {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
     {"type": "memory_20250818", "name": "memory"},
 ]
+GO: list[Any] = [{"role": "user", "content": "Go."}]
 OUTPUTS: Any = {
     "local_shell_call": lambda one: {"type": "local_shell_call_output", "id": one["call_id"], "output": "two files"},
     "shell_call": lambda one: {
@@ -127,6 +128,57 @@ def test_shells_patches_and_searches_of_responses(http: httpx.Client, stream: bo
     assert sent[1]["arguments"] == {"commands": ["make test", "git status"], "timeout_ms": 1000}
 
 
+def test_tools_that_a_conversation_adds(http: httpx.Client) -> None:
+    """They are defined where they are added, and may be called from then on."""
+    patch = {"role": "developer", "type": "additional_tools", "tools": [{"type": "apply_patch"}]}
+    results = [
+        item
+        for at in "12"
+        for item in (
+            {"type": "function_call", "call_id": at, "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": at, "output": "seen"},
+        )
+    ]
+    body: Any = {"model": "shells", "tools": [{"type": "function", "name": "look", "parameters": {}}]}
+    body["input"] = [*GO, *results, patch, *GO]
+    (item,) = http.post("/v1/responses", json=body).json()["output"]
+    assert item["type"] == "apply_patch_call" and item["operation"] == PATCH
+    roles = [message["role"] for message in conversation_of(body["input"])]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool", "developer", "user"]
+    refused = http.post("/v1/responses", json=body | {"input": [*GO, {"type": "additional_tools"}]})
+    assert refused.status_code == 400 and "needs tools as a list" in refused.text
+
+
+def test_a_search_that_the_service_ran_has_no_call_id() -> None:
+    found = conversation_of(
+        [
+            {
+                "type": "tool_search_call",
+                "id": "tsc_1",
+                "call_id": None,
+                "execution": "server",
+                "arguments": {"query": "x"},
+            },
+            {"type": "tool_search_output", "id": "tso_1", "call_id": None, "execution": "server", "tools": [FORECAST]},
+        ]
+    )
+    assert [message["role"] for message in found] == ["assistant", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Go.", "tools": [{"type": "function", "name": ""}]}),
+        ("/v1/chat/completions", {"messages": GO, "tools": [{"type": "function", "function": {"name": ""}}]}),
+        ("/v1/messages", {"max_tokens": 5, "messages": GO, "tools": [{"name": "", "input_schema": {}}]}),
+        ("/v1/messages", {"max_tokens": 5, "messages": GO, "tools": [{"type": "bash_20250124"}]}),
+    ],
+)
+def test_a_tool_without_a_name_is_refused(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    refused = http.post(path, json={"model": "shells", **body})
+    assert refused.status_code == 400 and "name" in refused.json()["error"]["message"]
+
+
 def test_a_named_client_tool_must_be_called(http: httpx.Client) -> None:
     body = {"model": "shells", "input": "Go.", "tools": TOOLS, "tool_choice": {"type": "local_shell"}}
     (item,) = http.post("/v1/responses", json=body).json()["output"]
@@ -191,7 +243,22 @@ HOSTED: list[tuple[str, dict[str, Any], list[str]]] = [
         {"messages": [{"role": "user", "content": "Go."}], "options": {"temperatur": 1}},
         ["unknown option 'temperatur'"],
     ),
+    (
+        "/v1/messages",
+        {"max_tokens": 90, "messages": GO, "mcp_servers": [{"type": "url", "url": "https://x", "name": "n"}]},
+        ["field 'mcp_servers'"],
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": GO, "web_search_options": {}, "max_token": 5},
+        ["field 'web_search_options'", "field 'max_token'"],
+    ),
+    ("/v1/responses", {"input": "Go.", "max_tokens": 90}, ["field 'max_tokens'"]),
+    ("/api/chat", {"messages": GO, "response_format": {"type": "json_object"}}, ["field 'response_format'"]),
+    ("/completion", {"prompt": "Go.", "n_predict": 4, "penalty_prompt": "x"}, ["field 'penalty_prompt'"]),
 ]
+# Fields that change no answer, and null ones.
+SILENT = {"user": "me", "metadata": {}, "store": False, "safety_identifier": "x", "moderation": None, "container": None}
 
 
 @pytest.mark.parametrize(("path", "body", "told"), HOSTED)
@@ -203,6 +270,7 @@ def test_what_is_ignored_is_named_in_the_answer(
         answer = http.post(path, json={"model": "shells", "stream": stream, **body})
         assert answer.status_code == 200, answer.text
         assert all(f"Ignored: {what}" in answer.text for what in told), answer.text
-    plain = {"input": "Go."} if "responses" in path else {"messages": [{"role": "user", "content": "Go."}]}
-    other = http.post(path, json={"model": "shells", "max_tokens": 90, **plain})
-    assert "Ignored" not in other.text
+    asked = {"input": "Go.", "max_output_tokens": 9} if "responses" in path else {"messages": GO, "max_tokens": 9}
+    asked = {"messages": GO} if "api" in path else {"prompt": "Go."} if path == "/completion" else asked
+    other = http.post(path, json={"model": "shells", **asked, **SILENT})
+    assert other.status_code == 200 and "Ignored" not in other.text

@@ -133,6 +133,27 @@ def test_references_count_wherever_they_stand() -> None:
     assert named(asked([SEARCH, *DEFERRED], nested))[1] == ["archive"]
 
 
+def test_a_call_of_a_tool_that_was_not_loaded_loads_it() -> None:
+    """Such as in a conversation that began elsewhere. The definition stands behind the call's result."""
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "t7", "name": "zip_up", "input": {}}]}
+    for content in ("packed", [{"type": "text", "text": "packed"}], None):
+        told: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t7", "content": content}]}
+        later: Any = {"role": "user", "content": [result("zip_up")]}
+        messages: Any = [{"role": "user", "content": "Go."}, called, told, later]
+        request = conversation(CountBody(messages=messages, tools=[SEARCH, *DEFERRED]))
+        assert named(request) == (["FindTools"], ["zip_up"])
+        first, second = (message["content"] for message in request["messages"] if message["role"] == "tool")
+        assert first.startswith("packed" if content else "This tool") and '"name": "zip_up"' in first
+        assert second == "zip_up"
+
+
+def test_a_reference_to_no_tool_is_named_in_the_answer(http: httpx.Client) -> None:
+    messages: Any = [{"role": "user", "content": "Go."}, {"role": "user", "content": [result("sell", "move")]}]
+    body = {"model": "agent", "max_tokens": 200, "messages": messages, "tools": [SEARCH, *DEFERRED]}
+    answer = http.post("/v1/messages", json=body).json()
+    assert answer["warnings"] == ["Ignored: reference to the tool 'sell', which the request does not have."]
+
+
 @pytest.mark.parametrize(
     ("tools", "more", "listed"),
     [

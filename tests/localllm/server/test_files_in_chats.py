@@ -75,6 +75,9 @@ UNREAD: list[tuple[tuple[str, dict[str, Any]], str]] = [
         "a file that is not",
     ),
     (claude({"type": "audio", "source": {}}), "block of type 'audio'"),
+    (responses({"type": "input_image", "file_id": "file-1", "detail": "auto"}), "part of type 'input_image'"),
+    (responses({"type": "input_image", "image_url": None, "file_id": "file-1"}), "part of type 'input_image'"),
+    (claude({"type": "image", "source": {"type": "file", "file_id": "file_1"}}), "block of type 'image'"),
 ]
 
 

@@ -102,6 +102,9 @@ def test_each_request_uses_the_adapters_it_names(
         rows = {row["id"]: row for row in httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).json()["data"]}
         assert [rows[f"{MODEL}:{name}"]["parent"] for name in ("one", "two")] == [MODEL, MODEL]
         assert "parent" not in rows[MODEL]
+        version = {"anthropic-version": "2023-06-01"}
+        theirs = httpx.get(f"{server.url}/v1/models?limit=100", headers=version, timeout=PATIENCE_S).json()["data"]
+        assert {row["id"] for row in theirs} == rows.keys()
         row = httpx.get(f"{server.url}/v1/models/{MODEL}:one", timeout=PATIENCE_S).json()
         assert (row["id"], row["parent"], row["root"]) == (f"{MODEL}:one", MODEL, MODEL)
         weigh_adapters(server, ask, expected)

@@ -9,11 +9,15 @@ from pydantic import ValidationError
 from localllm.answer.request import AnswerRequest
 from localllm.errors import LocalLLMError
 from localllm.server.anthropic.requests import MessagesBody, messages_request
+from localllm.server.bodies import Body
+from localllm.server.llama_cpp.completion import InfillBody, LlamaCompletionBody
+from localllm.server.llama_cpp.routes import RerankBody, TemplateBody, TokenizeBody
 from localllm.server.ollama.generate import chat_request as ollama_request
-from localllm.server.ollama.schema import OllamaChatBody
+from localllm.server.ollama.schema import EmbedBody, GenerateBody, OllamaChatBody
 from localllm.server.openai.chat import chat_request
+from localllm.server.openai.conversations import CompactBody, ConversationBody
 from localllm.server.openai.responses import given_items, responses_request
-from localllm.server.openai.schema import ChatBody, ResponsesBody
+from localllm.server.openai.schema import ChatBody, CompletionBody, EmbeddingsBody, ResponsesBody
 
 ODD: list[Any] = [None, True, 5, "", "odd", [], [5], {}, {"type": []}]
 SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
@@ -109,6 +113,34 @@ RESPONSES = {
     "text": {"format": {"type": "text"}},
     "reasoning": {"effort": "low", "summary": "auto"},
 }
+
+
+OTHERS: list[tuple[type[Body], dict[str, Any]]] = [
+    (CompletionBody, {}),
+    (EmbeddingsBody, {"input": "Hi"}),
+    (CompactBody, {}),
+    (ConversationBody, {}),
+    (LlamaCompletionBody, {}),
+    (InfillBody, {}),
+    (TokenizeBody, {}),
+    (TemplateBody, {"messages": HELLO}),
+    (RerankBody, {"query": "Hi"}),
+    (GenerateBody, {}),
+    (EmbedBody, {}),
+    (ChatBody, CHAT),
+    (MessagesBody, {"max_tokens": 5, **ANTHROPIC}),
+    (ResponsesBody, RESPONSES),
+    (OllamaChatBody, OLLAMA),
+]
+
+
+@pytest.mark.parametrize(("body", "fields"), OTHERS)
+def test_null_is_the_default(body: type[Body], fields: dict[str, Any]) -> None:
+    for name, field in body.model_fields.items():
+        if field.is_required():
+            continue
+        given = {key: value for key, value in fields.items() if key != name}
+        assert body.model_validate(given | {name: None}) == body.model_validate(given), name
 
 
 def of_responses(body: dict[str, Any]) -> AnswerRequest:

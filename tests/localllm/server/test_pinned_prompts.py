@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import pytest
 
@@ -31,7 +32,11 @@ def block(text: str, **more: Any) -> dict[str, Any]:
 def asked(http: httpx.Client, **fields: Any) -> dict[str, int]:
     answer = http.post("/v1/messages", json={"model": "builtin", "max_tokens": 2, **fields})
     assert answer.status_code == 200, answer.text
-    return dict(answer.json()["usage"])
+    usage: dict[str, Any] = answer.json()["usage"]
+    parts = usage.pop("cache_creation")
+    assert parts.keys() == {"ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"}
+    assert sum(parts.values()) == usage["cache_creation_input_tokens"]
+    return usage
 
 
 def test_usage_tells_what_was_written_and_read(http: httpx.Client) -> None:
@@ -46,6 +51,18 @@ def test_usage_tells_what_was_written_and_read(http: httpx.Client) -> None:
     assert again["cache_creation_input_tokens"] == 0
     assert again["cache_read_input_tokens"] >= first["cache_creation_input_tokens"]
     assert sum(asked(http, messages=about("When was that?")).values()) == sum(again.values())
+
+
+def test_usage_tells_for_how_long(http: httpx.Client) -> None:
+    hour, minutes = ({"cache_control": {"type": "ephemeral", "ttl": ttl}} for ttl in ("1h", "5m"))
+    content = [block(f"Long: {BOOK}", **hour), block("And this chapter, too.", **minutes), block("Who?")]
+    with anthropic.Anthropic(base_url=str(http.base_url), api_key="none", max_retries=0) as claude:
+        asked_for: Any = {"model": "builtin", "max_tokens": 2, "messages": [{"role": "user", "content": content}]}
+        parts = claude.messages.create(**asked_for).usage.cache_creation
+        assert parts and parts.ephemeral_1h_input_tokens > 100 > parts.ephemeral_5m_input_tokens > 5
+        with claude.messages.stream(**asked_for) as stream:
+            told = [event.usage for event in stream if event.type == "message_delta"]
+    assert told[0].to_dict()["cache_creation"] == {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
 
 
 def test_the_last_block_and_the_whole_request_pin_everything(http: httpx.Client) -> None:

@@ -193,6 +193,31 @@ def test_an_items_id_may_be_that_of_a_response_or_conversation(gpt: openai.OpenA
         gpt.conversations.delete(kept.id)
 
 
+def test_references_and_ids_that_are_null(gpt: openai.OpenAI, http: httpx.Client) -> None:
+    said: Any = [{"type": None, "id": None, "status": None, "role": "user", "content": "Who is it?"}]
+    begun = gpt.conversations.create(items=said)
+    (item,) = gpt.conversations.items.list(begun.id).data
+    assert item.id and item.status == "completed" and item.content[0].text == "Who is it?"  # type: ignore[union-attr]
+    other = gpt.conversations.create(items=[{"id": item.id, "type": None}])
+    assert [one.id for one in gpt.conversations.items.list(other.id)] == [item.id]
+    gpt.conversations.items.delete(item.id, conversation_id=other.id)
+    for reference in ({"type": "item_reference"}, {"type": "item_reference", "id": None}):
+        refused = http.post("/v1/responses", json={"model": "scripted", "input": [reference]})
+        assert refused.status_code == 400 and "needs id as text" in refused.json()["error"]["message"]
+    for metadata in ({"a": "x" * 513}, {"b" * 65: "x"}, {str(at): "x" for at in range(17)}):
+        refused = http.post(f"/v1/conversations/{begun.id}", json={"metadata": metadata})
+        assert refused.status_code == 400 and "metadata" in refused.json()["error"]["message"]
+
+
+def test_removed_items_take_no_room() -> None:
+    stored = Stored(max_chars=4000)
+    begun = stored.begin("alice", [], {})["id"]
+    for _ in range(20):
+        (item,) = stored.add("alice", begun, [{"role": "user", "content": "z" * 900}])
+        stored.remove_item("alice", begun, item["id"])
+    assert stored.conversation("alice", begun).items == []
+
+
 def test_pages_of_items(gpt: openai.OpenAI, http: httpx.Client) -> None:
     said: Any = [{"role": "user", "content": f"Line {number}."} for number in range(7)]
     begun = gpt.conversations.create(items=said)
