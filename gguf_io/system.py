@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -33,6 +34,7 @@ _DEVICE = re.compile(
 )
 _MOST_FILES = 65536
 _PATIENCE_S = 2.0
+_NO_VARIABLES: Mapping[str, str] = {}
 _INTERRUPTED_S = 0.1
 
 
@@ -363,12 +365,93 @@ def address_space_limit() -> int | None:
 SHELL = ("cmd.exe", "/d", "/s", "/c") if sys.platform == "win32" else ("/bin/sh", "-c")
 """The words before a command of the system's shell."""
 
+PROGRAMS_ENCODING = "oem" if sys.platform == "win32" else "utf-8"
+"""How the system's own programs write text into pipes."""
+
+# Words that PowerShell passes on as they are: it splits flags at dots and colons.
+_POWERSHELL_WORD = re.compile(r"-{0,2}\w[\w-]*|[\w/\\][\w./:\\+-]*", re.ASCII)
+_POWERSHELL_QUOTES = re.compile("['\u2018-\u201b]")
+_BATCH_WORD = re.compile(r"[\w#$*+./:?@\\-]*[\w#$*+./:?@-]", re.ASCII)
+
+
+def shell_line(
+    words: Sequence[str],
+    variables: Mapping[str, str] = _NO_VARIABLES,
+    removed: Sequence[str] = (),
+    on_windows: bool = sys.platform == "win32",
+) -> str:
+    """A command as a line for the user's shell: a POSIX shell, or PowerShell.
+
+    variables: what to set for the command; without words, for all that the shell starts later, as PowerShell does in
+    any case. removed: variables to unset.
+    """
+    if not on_windows:
+        before = ["env", *(f"-u {name}" for name in removed)] if removed else [] if words else ["export"]
+        assigned = (f"{name}={shlex.quote(value)}" for name, value in variables.items())
+        return " ".join([*before, *assigned, *map(shlex.quote, words)])
+    statements = [f"Remove-Item Env:{name} -ErrorAction Ignore" for name in removed]
+    statements += [f"$env:{name} = {_in_powershell(value, always=True)}" for name, value in variables.items()]
+    command = " ".join(map(_in_powershell, words))
+    return "; ".join([*statements, *([f"& {command}" if command.startswith("'") else command] if words else [])])
+
+
+def _in_powershell(text: str, always: bool = False) -> str:
+    if not always and _POWERSHELL_WORD.fullmatch(text):
+        return text
+    return "'" + _POWERSHELL_QUOTES.sub(r"\g<0>\g<0>", text) + "'"
+
+
+def command_of(program: str, arguments: Sequence[str], on_windows: bool = sys.platform == "win32") -> "str | list[str]":
+    """What Popen takes to start a program that gets these arguments as they are. program: its path.
+
+    npm installs programs as batch files on Windows. cmd.exe reads their arguments first, and would take quotes, percent
+    signs and ampersands as its own. Raises ValueError for a line break, which no batch file can be given.
+    """
+    if not on_windows or not program.lower().endswith((".bat", ".cmd")):
+        return [program, *arguments]
+    interpreter = os.environ.get("COMSPEC", "cmd.exe")
+    return f'"{interpreter}" /e:on /v:off /d /s /c "{" ".join(map(_in_batch, (program, *arguments)))}"'
+
+
+def _in_batch(word: str) -> str:
+    """A word as cmd.exe passes it on to a batch file, and that to a program.
+
+    Two quotes are one for the program and none for cmd.exe; %cd:~,% is an empty part of a variable, and keeps cmd.exe
+    from reading the percent sign before it. As in Rust's standard library.
+    """
+    if re.search(r"[\r\n\0]", word):
+        raise ValueError("an argument has a line break")
+    if _BATCH_WORD.fullmatch(word):
+        return word
+    word = re.sub(r"(\\*)(\"|\Z)", lambda found: found[1] * 2 + found[2] * 2, word)
+    return '"' + word.replace("%", "%%cd:~,%") + '"'
+
+
 OWN_SESSION: dict[str, Any]
 if sys.platform == "win32":
     OWN_SESSION = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 else:
     OWN_SESSION = {"start_new_session": True}
 """Arguments of Popen for a program that does not get this terminal's Ctrl-C."""
+
+
+def end_within(seconds: float, process: "subprocess.Popen[bytes]") -> None:
+    """Ask a program that was started with OWN_SESSION to end, and kill it if it does not within `seconds`.
+
+    Windows asks by Ctrl-Break, for which this process needs a console; without one the program is killed at once.
+    """
+    if sys.platform == "win32":
+        try:
+            process.send_signal(signal.CTRL_BREAK_EVENT)
+        except OSError:
+            process.kill()
+    else:
+        process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 # Linux: a process that runs a command, adopts what the command leaves behind (a "subreaper", prctl(2)) and ends it all

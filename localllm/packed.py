@@ -294,15 +294,29 @@ def remove_orphans() -> list[StoredWeights]:
     """Remove the packed files of missing or changed models; return the remaining ones, ordered as packed_files."""
     for each in packed_files():
         if each.orphaned:
-            with contextlib.suppress(OSError):
-                each.path.unlink()
+            _removed(each.path)
     return packed_files()
 
 
 def _remove_damaged(path: Path, reason: DamagedError | OSError) -> None:
     log.warning("%s is not used, and removed: %s. The model is packed again.", path, reason)
-    with contextlib.suppress(OSError):
-        path.unlink()
+    if not _removed(path):
+        with contextlib.suppress(OSError):  # it may be renamed, and goes with the next file that is written
+            replace(path, _unfinished(path.parent))
+
+
+def _removed(path: Path) -> bool:
+    """Remove a packed file, and return whether it is gone; on Windows it stays while a program has mapped it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.info("%s stays for now: %s", path, error.strerror)
+        return False
+    return True
+
+
+def _unfinished(folder: Path) -> Path:
+    return folder / f"{TEMPORARY}{secrets.token_hex(4)}.packed"
 
 
 class _GivenUpError(Exception):
@@ -330,9 +344,9 @@ def _writer_for(file: ModelFile, size: int, limit_mib: int | None) -> Iterator[P
         with FileLock(folder / ".lock", timeout=0, mode=0o600):
             for each in folder.iterdir():  # left by killed processes: this one holds the lock
                 if PACKED_NAME.fullmatch(each.name) and each.name.startswith(TEMPORARY):
-                    each.unlink()
+                    _removed(each)
             _make_room(path, size, limit_mib)
-            unfinished = folder / f"{TEMPORARY}{secrets.token_hex(4)}.packed"
+            unfinished = _unfinished(folder)
             fd = open_own(unfinished, new=True)
             try:
                 writer = PackedWriter(fd)
@@ -354,13 +368,17 @@ def _make_room(path: Path, size: int, limit_mib: int | None) -> None:
     limit = limit_bytes(limit_mib)
     if size > limit:
         raise _GivenUpError(f"they take {size >> 20:,} MiB, and the setting packed_mib allows {limit >> 20:,}")
-    stored, evicted = remove_orphans(), list[StoredWeights]()
-    while sum(each.bytes for each in stored) + size > limit:
-        evicted.append(stored.pop(0))
-    if shutil.disk_usage(path.parent).free + sum(each.bytes for each in evicted) < FREE_TIMES * size:
+    stored, wanted = remove_orphans(), list[StoredWeights]()
+    excess = sum(each.bytes for each in stored) + size - limit
+    while sum(each.bytes for each in wanted) < excess:
+        wanted.append(stored[len(wanted)])
+    if shutil.disk_usage(path.parent).free + sum(each.bytes for each in wanted) < FREE_TIMES * size:
         raise _GivenUpError("the disk is nearly full")
-    for each in evicted:
-        each.path.unlink(missing_ok=True)
+    for each in stored:
+        if excess > 0 and _removed(each.path):
+            excess -= each.bytes
+    if excess > 0:
+        raise _GivenUpError("older ones are loaded by programs, and can be removed when those end")
 
 
 def _path(file: ModelFile) -> Path:

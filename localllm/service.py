@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from gguf_io.system import make_folder, read_file
+from gguf_io.system import PROGRAMS_ENCODING, make_folder, read_file, run_within, shell_line
 from localllm.errors import RequestError
 from localllm.files import write_whole
 
@@ -22,13 +22,18 @@ _STOP_S = 15  # added to the time that running requests get when the server stop
 Command = tuple[str, ...]
 
 
+class NoAnswerError(RequestError):
+    """A program that manages services does not end. It is killed then."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manager:
     """What starts services on one system, and where its files are.
 
     unit: the file that describes the service. menu: the menu entry that opens the page. session: a command that fails
     if services cannot be managed from here, for the reason `no_session`. state: a command that succeeds if the service
-    is running. logs: where to find what the server prints.
+    is running. logs: where to find what the server prints. most_s: how long each command may take; most managers wait
+    while the service stops.
     """
 
     system: str
@@ -41,6 +46,7 @@ class Manager:
     no_session: str = ""
     logs: str = ""
     after_removal: tuple[Command, ...] = ()
+    most_s: float = 600.0
 
 
 def manager(system: str) -> Manager:
@@ -68,6 +74,7 @@ def manager(system: str) -> Manager:
             start=(("schtasks", "/Create", *task, "/XML", str(unit), "/F"), ("schtasks", "/Run", *task)),
             stop=(("schtasks", "/End", *task), ("schtasks", "/Delete", *task, "/F")),
             state=("schtasks", "/Query", *task),
+            most_s=20.0,
         )
     if system != "linux":
         raise RequestError(f"Services are not supported on {system}. Start `localllm serve` with its own tools.")
@@ -203,24 +210,32 @@ def _unit_word(word: str) -> str:
 def install(of: Manager, files: Mapping[Path, bytes]) -> None:
     """Write the files and start the service, replacing one installed before. Raises RequestError and undoes it."""
     if is_installed(of):
-        _run(of.stop, may_fail=True)
+        _run(of, of.stop, may_fail=True)
     try:
         for path, content in files.items():
             make_folder(path.parent)
             write_whole(path, content, mode=0o644)
-        _run(of.start)
+        _run(of, of.start)
     except (OSError, RequestError) as error:
-        uninstall(of)
+        try:
+            uninstall(of)
+        except NoAnswerError:
+            _remove_files(of)
         raise RequestError(f"The service could not be installed: {error}") from error
 
 
 def uninstall(of: Manager) -> list[Path]:
-    """Stop the service and remove its files; return them. Files that are not ours stay."""
-    _run(of.stop, may_fail=True)
+    """Stop the service and remove its files; return them. Files that are not ours stay. Raises NoAnswerError before."""
+    _run(of, of.stop, may_fail=True)
+    removed = _remove_files(of)
+    _run(of, of.after_removal, may_fail=True)
+    return removed
+
+
+def _remove_files(of: Manager) -> list[Path]:
     removed = [path for path in (of.unit, of.menu) if is_ours(path)]
     for path in removed:
         path.unlink()
-    _run(of.after_removal, may_fail=True)
     return removed
 
 
@@ -250,13 +265,13 @@ def check_session(of: Manager) -> None:
     program = of.state[0]
     if shutil.which(program) is None:
         raise RequestError(of.no_session or f"There is no program {program} here, which manages services.")
-    if of.session and subprocess.run(of.session, capture_output=True, check=False).returncode:
+    if of.session and _asked(of, of.session).returncode:
         raise RequestError(of.no_session)
 
 
 def is_running(of: Manager) -> bool:
     """Whether the manager says that the service runs; on Windows, that its task exists."""
-    return subprocess.run(of.state, capture_output=True, check=False).returncode == 0
+    return _asked(of, of.state).returncode == 0
 
 
 def _text(path: Path) -> str:
@@ -268,12 +283,21 @@ def _text(path: Path) -> str:
     return content.decode("utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8", errors="replace")
 
 
-def _run(commands: Sequence[Command], may_fail: bool = False) -> None:
+def _run(of: Manager, commands: Sequence[Command], may_fail: bool = False) -> None:
     for command in commands:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        result = _asked(of, command)
         if result.returncode and not may_fail:
-            said = " ".join((result.stderr or result.stdout).split()) or f"exit status {result.returncode}"
-            raise RequestError(f"`{' '.join(command)}` failed: {said}")
+            text = (result.stderr or result.stdout).decode(PROGRAMS_ENCODING, errors="replace")
+            said = " ".join(text.split()) or f"exit status {result.returncode}"
+            raise RequestError(f"`{shell_line(command)}` failed: {said}")
+
+
+def _asked(of: Manager, command: Command) -> "subprocess.CompletedProcess[bytes]":
+    try:
+        return run_within(of.most_s, command)
+    except subprocess.TimeoutExpired as error:
+        reason = f"`{shell_line(command)}` did not answer within {of.most_s:g} s"
+        raise NoAnswerError(f"{reason}. Try again, or run `localllm serve` directly.") from error
 
 
 def shown(files: Mapping[Path, bytes], commands: Sequence[Command]) -> Iterator[str]:
@@ -284,4 +308,4 @@ def shown(files: Mapping[Path, bytes], commands: Sequence[Command]) -> Iterator[
         encoding = "utf-16" if content.startswith(b"\xff\xfe") else "utf-8"
         yield from (f"    {line}" for line in content.decode(encoding).splitlines())
     yield "Commands:"
-    yield from (f"    {' '.join(command)}" for command in commands)
+    yield from (f"    {shell_line(command)}" for command in commands)

@@ -4,7 +4,9 @@ import contextlib
 import os
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -88,7 +90,7 @@ def cleared(what: str) -> int:
     """Clear a cache of that name, and return the bytes freed.
 
     Removes only files with localllm's names, and subfolders that become empty: a folder that an environment variable
-    names may contain other files. Raises RequestError for other words, and if a file cannot be removed.
+    names may contain other files. Raises RequestError for other words, and afterwards if a file could not be removed.
     """
     if what not in _CACHES:
         raise RequestError(
@@ -102,19 +104,26 @@ def cleared(what: str) -> int:
     def refuse(error: OSError) -> NoReturn:
         raise RequestError(f"{error.filename} cannot be read: {error.strerror}. Empty it by hand.") from error
 
+    failed: list[OSError] = []
+
+    def remove(how: Callable[[], None]) -> None:
+        try:
+            how()
+        except OSError as error:  # on Windows also while a program has loaded the file
+            failed.append(error)
+
     if subfolders is not None:
         found = (each for each in listed(root, refuse) if subfolders.fullmatch(each.name))
         folders = [each for each in found if os.path.isdir(each) and not each.is_symlink()]
     for folder in folders:
-        try:
-            for file in listed(folder, refuse):
-                if names.fullmatch(file.name) and os.path.isfile(file) and not file.is_symlink():
-                    file.unlink(missing_ok=True)
-            if subfolders and not any(folder.iterdir()):
-                folder.rmdir()
-        except OSError as error:
-            path = error.filename or folder
-            raise RequestError(f"{path} cannot be removed: {error.strerror}. Remove it by hand.") from error
+        for file in listed(folder, refuse):
+            if names.fullmatch(file.name) and os.path.isfile(file) and not file.is_symlink():
+                remove(partial(file.unlink, missing_ok=True))
+        if subfolders and not any(folder.iterdir()):
+            remove(folder.rmdir)
+    if failed:
+        advice = "End the programs that use it, or remove it by hand."
+        raise RequestError(f"{failed[0].filename} cannot be removed: {failed[0].strerror}. {advice}") from failed[0]
     return before - size_of(root)
 
 

@@ -1,13 +1,13 @@
 """localllm service: a server that starts with the user's session."""
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gguf_io.system import shell_line
 from localllm.cli.main import application
 from localllm.cli.serve import checked_options
 from localllm.errors import RequestError
@@ -108,7 +108,7 @@ def _show_state(manager: "Manager") -> None:
     url = services.address(manager) or ""
     answers = LocalServer(url, 0).runs()
     answer(f"file     {manager.unit}\n")
-    answer(f"state    {'started' if services.is_running(manager) else 'not started'} ({shlex.join(manager.state)})\n")
+    answer(f"state    {'started' if services.is_running(manager) else 'not started'} ({shell_line(manager.state)})\n")
     answer(f"address  {url} ({'answers' if answers else 'does not answer'})\n")
     if manager.logs:
         answer(f"logs     {manager.logs}\n")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf_io.system import OWN_SESSION, open_own
+from gguf_io.system import OWN_SESSION, end_within, open_own
 from localllm.errors import RequestError
 from localllm.settings import PREFIX, load_settings, read_key
 
@@ -124,9 +124,4 @@ def started(server: LocalServer, model: str, ctx: int | None, log: Path) -> Iter
             time.sleep(_POLL_S)
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_within(END_S, process)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -143,8 +142,8 @@ def listen(options: ServerOptions) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         hint = _HINTS.get(error.errno or 0, "Set --host to an address of this machine.")
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # negative: getaddrinfo's
-        raise RequestError(f"Cannot listen on {host} port {port}: {why}. {hint}") from error
+        why, _, _ = str(error.strerror).partition(" (while ")  # Python adds the address
+        raise RequestError(f"Cannot listen on {host} port {port}: {why.rstrip('.')}. {hint}") from error
     # Connections inherit it. asyncio sets it only on sockets that name their protocol, which create_server's do not.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -17,12 +18,15 @@ import pytest
 
 from gguf_io.access import only_writer
 from gguf_io.system import (
+    OWN_SESSION,
     NotRegularError,
     OpenFolder,
     Started,
     bytes_at,
     can_name_file,
+    command_of,
     disk_bytes,
+    end_within,
     is_private,
     lengthen,
     next_of,
@@ -32,15 +36,17 @@ from gguf_io.system import (
     replace,
     run_within,
     same_place,
+    shell_line,
     sync_file,
     sync_folder,
     write_at,
 )
 from tests.systems import ON_WINE, needs_named_pipes
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 PACKAGES = [Path(__file__).parents[2] / name for name in ("localllm", "gguf_io", "cpu_kernels", "models", "tui")]
 HOME = {"system.py", "windows.py"}
+UNSET = "Remove-Item Env:%s -ErrorAction Ignore"
 
 
 def opened(path: Path) -> "contextlib.closing[OpenFolder]":
@@ -376,3 +382,104 @@ def test_exit_statuses_of_started_programs(command: str, status: int) -> None:
     started = Started(command, shell=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert started.process.wait(60) == status
     started.end()
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "removed", "posix", "powershell"),
+    [
+        (
+            ["localllm", "serve", "--model", "a:8b"],
+            {},
+            [],
+            "localllm serve --model a:8b",
+            "localllm serve --model a:8b",
+        ),
+        (["a", "it's \u2018so"], {}, [], """a 'it'"'"'s \u2018so'""", "a 'it''s \u2018\u2018so'"),
+        (["a", "-v.1", "--", "x=1", "@b", ""], {}, [], "a -v.1 -- x=1 @b ''", "a '-v.1' '--' 'x=1' '@b' ''"),
+        (["C:/a b/c", "d"], {}, [], "'C:/a b/c' d", "& 'C:/a b/c' d"),
+        (["a"], {"X": "1", "Y": "$b c"}, [], "X=1 Y='$b c' a", "$env:X = '1'; $env:Y = '$b c'; a"),
+        (["a"], {"X": ""}, ["Y", "Z"], "env -u Y -u Z X='' a", f"{UNSET % 'Y'}; {UNSET % 'Z'}; $env:X = ''; a"),
+        ([], {"X": "1", "Y": "2"}, [], "export X=1 Y=2", "$env:X = '1'; $env:Y = '2'"),
+    ],
+)
+def test_commands_are_shown_as_the_shell_reads_them(
+    words: list[str], variables: dict[str, str], removed: list[str], posix: str, powershell: str
+) -> None:
+    assert shell_line(words, variables, removed, on_windows=False) == posix
+    assert shell_line(words, variables, removed, on_windows=True) == powershell
+
+
+HARD = [
+    "",
+    "a b",
+    "100%",
+    "%PATH%",
+    "C:\\a\\",
+    "C:\\a b\\",
+    '"',
+    'say "a & b"',
+    '\\"',
+    'model="m:8b"',
+    "^x|<y>",
+    "!a!",
+    "x;y,z=(1)",
+    "é",
+]
+WINE_LACKS = {"100%", "%PATH%"}
+"""Arguments that Wine 8's cmd.exe changes: it has no parts of variables."""
+
+
+def test_programs_get_their_arguments(tmp_path: Path) -> None:
+    """As npm starts them: on Windows by a batch file, whose interpreter would take quotes and & as its own."""
+    script = tmp_path / "program.py"
+    script.write_text("import json, sys; print(json.dumps(sys.argv[1:]))", encoding="utf-8")
+    if sys.platform == "win32":
+        program = tmp_path / "a & b" / "program.CMD"
+        program.parent.mkdir()
+        program.write_text(f'@"{sys.executable}" "{script}" %*\n', encoding="utf-8")
+    else:
+        program = tmp_path / "program"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n', encoding="utf-8")
+        program.chmod(0o700)
+    given = [word for word in HARD if not (ON_WINE and word in WINE_LACKS)]
+    for words in (given, *([word] for word in given)):
+        done = subprocess.run(command_of(str(program), words), capture_output=True, check=True)
+        assert json.loads(done.stdout) == words
+
+
+def test_a_command_for_a_batch_file() -> None:
+    made = command_of("C:\\x y\\a.cmd", ["-c", 'b="1 %"', "d\\"], on_windows=True)
+    assert isinstance(made, str)
+    assert made.partition(" ")[2] == '/e:on /v:off /d /s /c ""C:\\x y\\a.cmd" -c "b=""1 %%cd:~,%""" "d\\\\""'
+    with pytest.raises(ValueError, match="line break"):
+        command_of("a.bat", ["b\nc"], on_windows=True)
+    assert command_of("a.exe", ["b\nc"], on_windows=True) == ["a.exe", "b\nc"]
+
+
+CATCHES = """
+import signal, sys, time
+def end(*_):
+    print("ended", flush=True)
+    sys.exit(3)
+signal.signal(getattr(signal, "SIGBREAK", signal.SIGTERM), end)
+print("ready", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.skipif(ON_WINE, reason="Ctrl-Break needs a console, which tests have none of under Wine")
+def test_a_program_in_a_session_of_its_own_ends_by_itself() -> None:
+    with subprocess.Popen([sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, **OWN_SESSION) as process:
+        assert process.stdout and process.stdout.readline().split() == [b"ready"]
+        end_within(PATIENCE_S, process)
+        said = process.stdout.read().split()
+    assert (process.returncode, said) == (3, [b"ended"])
+
+
+def test_a_program_that_does_not_end_is_killed() -> None:
+    deaf = CATCHES.replace("sys.exit(3)", "pass")
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE, **OWN_SESSION) as process:
+        assert process.stdout and process.stdout.readline().split() == [b"ready"]
+        end_within(0.2, process)
+    assert process.returncode not in (None, 3)

@@ -182,6 +182,52 @@ def test_the_least_recently_used_go_first(home: Path, load: Loads, monkeypatch: 
     assert sum(each.bytes for each in packed.packed_files()) <= 3 * size
 
 
+def refuse_to_remove(held: set[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Act like Windows, which lets nobody remove a file that a program has mapped; it may be renamed."""
+    unlink = Path.unlink
+
+    def refusing(path: Path, missing_ok: bool = False) -> None:
+        if path in held:
+            raise PermissionError(13, "Access is denied", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+
+
+def test_files_that_programs_hold_stay_and_go_later(home: Path, load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another file goes in their place; if none may, nothing is written until one may."""
+    models = [write(MODELS["llama"], home / f"{number}.gguf", seed=number) for number in range(4)]
+    load(models[0])
+    (held,) = stored()
+    size = packed.packed_files()[0].bytes
+    monkeypatch.setattr(packed, "limit_bytes", lambda _: 2 * size)
+    load(models[1])
+    os.utime(held, (1, 1))
+    with monkeypatch.context() as patched:
+        refuse_to_remove({held}, patched)
+        load(models[2])
+        assert {Path(each.files[0][0]).stem for each in packed.packed_files()} == {"0", "2"}
+        refuse_to_remove(set(stored()), patched)
+        load(models[3])
+        assert {Path(each.files[0][0]).stem for each in packed.packed_files()} == {"0", "2"}
+    load(models[3])
+    assert {Path(each.files[0][0]).stem for each in packed.packed_files()} == {"2", "3"}
+
+
+def test_a_damaged_file_that_a_program_holds_is_put_aside(
+    model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(model)
+    (path,) = stored()
+    data = path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with monkeypatch.context() as patched:
+        refuse_to_remove({path}, patched)
+        np.testing.assert_array_equal(load(model), first)
+    np.testing.assert_array_equal(load(model), first)
+    assert load.packed == 2 and stored() == [path]
+
+
 def test_a_model_that_is_larger_than_the_bound_or_the_disk_is_not_kept(
     model: Path, load: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,21 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
     assert all(path.exists() for path in [*strange, outside])
 
 
+def test_what_cannot_be_removed_is_named_after_the_rest_is_gone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [kept(home / CACHE / "packed" / f"{digit * 32}.packed") for digit in "abc"]
+    unlink = Path.unlink
+
+    def refusing(path: Path, missing_ok: bool = False) -> None:
+        if path == files[1]:
+            raise PermissionError(13, "Access is denied", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+    told = CliRunner().invoke(application(), ["cache", "--free", "packed"])
+    assert f"{files[1]} cannot be removed: Access is denied. End the programs that use it" in str(told.exception)
+    assert [path.exists() for path in files] == [False, True, False]
+
+
 def test_nothing_else_is_freed(home: Path) -> None:
     told = CliRunner().invoke(application(), ["cache", "--free", "models"])
     assert "choose kernels, kv, images, packed, documents" in str(told.exception)

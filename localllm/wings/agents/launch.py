@@ -2,19 +2,19 @@
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
 
-from gguf_io.system import make_folder, read_file
+from gguf_io.system import command_of, make_folder, read_file, shell_line
 from localllm.errors import LocalLLMError, RequestError
 from localllm.front.local_server import LOAD_S, LocalServer, local_server, started
 from localllm.front.options import model_names
@@ -66,7 +66,8 @@ def launch(
         with served_model(model, port, ctx) as (_, endpoint, is_ours):
             answer(editor.steps(endpoint))
         if is_ours:
-            note(f"the server has ended; `localllm serve --model {shlex.quote(endpoint.model)}` starts one that stays")
+            again = shell_line(["localllm", "serve", "--model", endpoint.model])
+            note(f"the server has ended; `{again}` starts one that stays")
         return
     agent = program(name, EDITORS)
     path = None if write else executable(agent)
@@ -77,8 +78,14 @@ def launch(
             return
         tell_cost(agent, server, endpoint)
         setup = agent.set_up(endpoint, folder_of(agent.name))
-        note(f"runs {_shown(setup, agent, arguments or [], server.key)}")
-        status = _run([path, *setup.arguments, *(arguments or [])], setup)
+        try:
+            command = command_of(path, [*setup.arguments, *(arguments or [])])
+        except ValueError as error:
+            raise RequestError(
+                f"{path} is a batch file, and {error}, which those cannot be given. Remove it."
+            ) from error
+        note(f"runs {_shown(agent, endpoint, arguments or [])}")
+        status = _run(command, setup)
     raise typer.Exit(status)
 
 
@@ -188,7 +195,7 @@ def environment_of(setup: "ProgramSetup") -> dict[str, str]:
     return {**kept, **setup.environment}
 
 
-def _run(command: list[str], setup: "ProgramSetup") -> int:
+def _run(command: str | list[str], setup: "ProgramSetup") -> int:
     """Run a program in the foreground; returns its exit code, or 128 plus the signal. Only the program gets Ctrl-C."""
     write_files(setup)
     process = subprocess.Popen(command, env=environment_of(setup))
@@ -200,13 +207,13 @@ def _run(command: list[str], setup: "ProgramSetup") -> int:
         return code if code >= 0 else 128 - code
 
 
-def _shown(setup: "ProgramSetup", agent: "AgentProgram", arguments: list[str], key: str | None) -> str:
+def _shown(agent: "AgentProgram", endpoint: "AgentEndpoint", arguments: list[str]) -> str:
     """The command as a shell line, with the key masked."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in setup.environment.items()]
-    removed = [f"-u {name}" for name in setup.removed]
-    words = [shlex.quote(word) for word in (agent.name, *setup.arguments, *arguments)]
-    line = " ".join([*(["env", *removed] if removed else []), *variables, *words])
-    return line.replace(key, "KEY") if key else line
+    from localllm.wings.agents.programs import NO_KEY
+
+    masked = endpoint if endpoint.key == NO_KEY else replace(endpoint, key="KEY")
+    setup = agent.set_up(masked, folder_of(agent.name))
+    return shell_line([agent.name, *setup.arguments, *arguments], setup.environment, setup.removed)
 
 
 def _write(agent: "AgentProgram", endpoint: "AgentEndpoint") -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gguf_io.system import shell_line
 from localllm.errors import RequestError
 
 # Longer than any prompt takes to compute.
@@ -174,7 +175,8 @@ def _cline(at: AgentEndpoint, folder: Path) -> ProgramSetup:
 
 
 def _cline_way(at: AgentEndpoint) -> str:
-    return f"cline auth --provider openai-compatible --apikey KEY --baseurl {at.url}/v1 --modelid {at.model}"
+    given = {"provider": "openai-compatible", "apikey": "KEY", "baseurl": f"{at.url}/v1", "modelid": at.model}
+    return shell_line(["cline", "auth", *(word for name, value in given.items() for word in (f"--{name}", value))])
 
 
 def _pi_provider(at: AgentEndpoint) -> dict[str, Any]:
@@ -307,11 +309,6 @@ def _kimi_variables(at: AgentEndpoint) -> dict[str, str]:
     }
 
 
-def _exports(variables: Mapping[str, str]) -> str:
-    """What to put into a shell's profile for a program that reads variables only."""
-    return "export " + " ".join(f"{name}={value}" for name, value in variables.items())
-
-
 def answer_tokens(at: AgentEndpoint) -> int:
     """The most tokens of an answer that programs are told."""
     return min(ANSWER_TOKENS, at.context // 4)
@@ -398,7 +395,7 @@ _ALL = (
         11500,
         16384,
         lambda at, _folder: ProgramSetup(_copilot_variables(at)),
-        lambda at: _exports(_copilot_variables(at)),
+        lambda at: shell_line([], _copilot_variables(at)),
         ("-p",),
     ),
     AgentProgram(
@@ -448,7 +445,7 @@ _ALL = (
         21500,
         32768,
         lambda at, _folder: ProgramSetup(_kimi_variables(at)),
-        lambda at: _exports(_kimi_variables(at)),
+        lambda at: shell_line([], _kimi_variables(at)),
         ("-p",),
     ),
 )

@@ -18,7 +18,7 @@ from gguf_io import open_model
 from localllm.errors import RequestError
 from localllm.speed.work import attention_operations, looks
 from localllm.wings.agents.editors import EDITORS
-from localllm.wings.agents.launch import counted_tokens, counts_path
+from localllm.wings.agents.launch import _shown, counted_tokens, counts_path
 from localllm.wings.agents.programs import NO_KEY, PROGRAMS, AgentEndpoint
 from localllm.wings.agents.recording import RecordedRequest, record, tokens_of
 from models.config import read_config
@@ -59,6 +59,8 @@ def home(tmp_path: Path) -> Path:
     program.parent.mkdir(parents=True)
     program.write_text(AGENT.format(python=sys.executable))
     program.chmod(0o755)
+    if sys.platform == "win32":  # as npm does
+        program.with_suffix(".cmd").write_text(f'@"{sys.executable}" "%~dp0claude" %*\n')
     return tmp_path / "home"
 
 
@@ -93,7 +95,7 @@ def test_a_program_runs_and_its_prompt_is_warm_afterwards(
     assert done.returncode == 7, done.stderr
     assert "'name': 'read'" in done.stdout and done.stdout.endswith("False\n")
     assert f"has about {tokens:,} tokens" in done.stderr and "on disk already: system text and tools" in done.stderr
-    url = re.findall(r"ANTHROPIC_BASE_URL=(\S+)", done.stderr)[0]
+    url = re.findall(r"ANTHROPIC_BASE_URL(?:=| = ')(http[\w.:/]+)", done.stderr)[0]
     assert done.stderr.endswith(" claude 'Change the notes.'\n")
     with pytest.raises(httpx.TransportError):  # the server ended with the program
         httpx.get(url)
@@ -209,6 +211,16 @@ def test_a_running_server_tells_the_cost_for_a_model_given_as_a_file(
     assert done.returncode == 7, done.stderr
     assert "the first prompt of claude has about 20,600 tokens" in done.stderr
     assert "nothing of it is on disk yet" in done.stderr and "not known" not in done.stderr
+
+
+def test_a_key_is_not_shown_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quotes in it are written in other ways in shells and in JSON."""
+    use_own_places(tmp_path, monkeypatch)
+    at = replace(AT, key='a "secret" that\'s long')
+    for name in ("claude", "opencode"):
+        told = _shown(PROGRAMS[name], at, ["Hi."])
+        assert "KEY" in told and "secret" not in told and AT.url in told
+    assert "none" in _shown(PROGRAMS["opencode"], replace(AT, key=NO_KEY), [])
 
 
 def test_codex_gets_settings_that_are_toml() -> None:

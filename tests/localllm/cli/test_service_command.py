@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -30,6 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         script = tmp_path / "bin" / name
         script.write_text(
             f'#!/bin/sh\necho "{name} $*" >> "{tmp_path}/calls"\n'
+            f'[ -e "{tmp_path}/sleeps" ] && exec sleep 600\n'
             f'[ -e "{tmp_path}/fails" ] && case "$*" in $(cat "{tmp_path}/fails")) echo "no luck" >&2; exit 3;; esac\n'
             "exit 0\n",
             encoding="utf-8",
@@ -129,6 +131,27 @@ def test_a_failed_start_removes_the_files(home: Path) -> None:
     with pytest.raises(RequestError, match="systemctl --user restart localllm` failed: no luck"):
         service.install(manager, service.contents(manager, COMMAND, home, URL, 30))
     assert [path.name for path in files_in(home)] == ["fails"]
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
+def test_a_manager_that_does_not_answer_is_given_up(home: Path, system: str) -> None:
+    """Under Wine, schtasks never ends."""
+    manager = replace(service.manager(system), most_s=1.0)
+    service.install(manager, service.contents(manager, COMMAND, home, URL, 30))
+    (home / "sleeps").write_text("*", encoding="utf-8")
+    before = files_in(home)
+    for ask in (lambda: service.uninstall(manager), lambda: service.is_running(manager)):
+        with pytest.raises(
+            RequestError, match=r"did not answer within 1 s\. Try again, or run `localllm serve` directly"
+        ):
+            ask()
+    assert files_in(home) == before and service.is_installed(manager), "the service would go on without its file"
+    (home / "sleeps").unlink()
+    service.uninstall(manager)
+    (home / "sleeps").write_text("*", encoding="utf-8")
+    with pytest.raises(RequestError, match=r"could not be installed: `.*` did not answer within 1 s"):
+        service.install(manager, service.contents(manager, COMMAND, home, URL, 30))
+    assert files_in(home) == [home / "sleeps"]
 
 
 def test_other_systems_have_no_services() -> None:
