@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 if sys.platform == "win32":
     from gguf_io import windows
@@ -588,6 +588,21 @@ else:
     OUT_OF_TIME = -signal.SIGPROF
     ABORTED = {-signal.SIGABRT}
     OVERFLOWED = {-signal.SIGSEGV, -signal.SIGBUS}
+
+
+def obeys_escapes(terminal: TextIO) -> bool:
+    """Whether a terminal obeys escape sequences. Windows' consoles do only once they are asked, which this does."""
+    return sys.platform != "win32" or windows.obeys_escapes(terminal.fileno())
+
+
+def as_utf_8(data: bytes) -> bytes:
+    """What a program wrote to a pipe or file, with text in UTF-8: Windows' own programs use the console's code page."""
+    if sys.platform == "win32" and b"\0" not in data:
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            return windows.console_text(data).encode()
+    return data
 
 
 def terminal_restorer(terminal: int) -> Callable[[], None]:

@@ -1,5 +1,6 @@
 """Calls of Windows' API that Python's os module lacks. For gguf_io.system, on Windows alone. Errors are OSError."""
 
+import codecs
 import ctypes
 import msvcrt
 import os
@@ -30,6 +31,7 @@ _KILL_ON_JOB_CLOSE = 0x2000
 _CREATE_SUSPENDED = 0x4
 _FILE_OBJECT, _OWNER_AND_DACL = 1, 0x1 | 0x4
 _TOKEN_QUERY, _TOKEN_USER = 0x8, 1
+_OBEYS_ESCAPES = 0x4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
 
 _kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
 _advapi32 = ctypes.WinDLL("advapi32", use_last_error=True)
@@ -70,6 +72,10 @@ _set_job = _declared(_kernel32, "SetInformationJobObject", _BOOL, _HANDLE, ctype
 _assign_to_job = _declared(_kernel32, "AssignProcessToJobObject", _BOOL, _HANDLE, _HANDLE)
 _terminate_job = _declared(_kernel32, "TerminateJobObject", _BOOL, _HANDLE, wintypes.UINT)
 _resume_process = _declared(ctypes.WinDLL("ntdll"), "NtResumeProcess", wintypes.LONG, _HANDLE)
+_console_mode = _declared(_kernel32, "GetConsoleMode", _BOOL, _HANDLE, _ADDRESS)
+_set_console_mode = _declared(_kernel32, "SetConsoleMode", _BOOL, _HANDLE, _DWORD)
+_console_page = _declared(_kernel32, "GetConsoleOutputCP", wintypes.UINT)
+_usual_page = _declared(_kernel32, "GetOEMCP", wintypes.UINT)
 _local_free = _declared(_kernel32, "LocalFree", _HANDLE, _ADDRESS)
 _security = (ctypes.c_int, _DWORD, *[_ADDRESS] * 5)
 _security_of_handle = _declared(_advapi32, "GetSecurityInfo", _DWORD, _HANDLE, *_security)
@@ -154,6 +160,19 @@ def make_sparse(fd: int) -> None:
 def lower_thread_priority() -> None:
     """Let the calling thread run only when others do not need the processor much."""
     _set_thread_priority(_current_thread(), _THREAD_PRIORITY_LOWEST)
+
+
+def obeys_escapes(fd: int) -> bool:
+    """See gguf_io.system.obeys_escapes."""
+    handle, mode = msvcrt.get_osfhandle(fd), wintypes.DWORD()
+    if not _console_mode(handle, ctypes.byref(mode)):
+        return False  # the device NUL, which counts as a terminal
+    return bool(mode.value & _OBEYS_ESCAPES or _set_console_mode(handle, mode.value | _OBEYS_ESCAPES))
+
+
+def console_text(data: bytes) -> str:
+    """Decode by the console's code page, or by the one that consoles begin with if this process has none."""
+    return codecs.code_page_decode(_console_page() or _usual_page(), data, "replace", True)[0]
 
 
 class _Rename(ctypes.Structure):

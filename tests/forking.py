@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.cli.main import COMMANDS
-from tests.systems import KILL
+from tests.systems import KILL, OWN_CONSOLE, press_ctrl_c
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +72,7 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:  # not waited for yet, so the pid is still its own
-            os.kill(self.pid, number)
+            press_ctrl_c(self.pid) if number == signal.SIGINT else os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(KILL)
@@ -157,6 +157,7 @@ class Beginner(Nursery):
                 stdout=out,
                 stderr=err,
                 cwd=order["folder"],
+                **OWN_CONSOLE,
             )
         self._children[child.pid] = child
         return child.pid

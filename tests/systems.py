@@ -5,9 +5,11 @@ import ctypes
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,32 @@ CAN_LINK = _can_link()
 needs_links = pytest.mark.skipif(not CAN_LINK, reason="symbolic links cannot be made here, as on Wine")
 needs_named_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
 needs_commands = pytest.mark.skipif(shutil.which("sleep") is None, reason="there are no commands ls, touch and sleep")
+needs_consoles = pytest.mark.skipif(sys.platform != "win32", reason="this system has no consoles")
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot interrupt a process by a signal")
+
+
+OWN_CONSOLE: dict[str, Any] = {"creationflags": 0x08000000} if sys.platform == "win32" else {}  # CREATE_NO_WINDOW
+"""Arguments of Popen for a process that `press_ctrl_c` reaches, and no other one."""
+_PRESS = """
+import ctypes, sys
+kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+kernel32.FreeConsole()
+for call, *arguments in (
+    (kernel32.AttachConsole, int(sys.argv[1])),
+    (kernel32.SetConsoleCtrlHandler, None, True),  # this process ignores it
+    (kernel32.GenerateConsoleCtrlEvent, 0, 0),
+):
+    if not call(*arguments):
+        raise ctypes.WinError(ctypes.get_last_error())
+"""
+
+
+def press_ctrl_c(pid: int) -> None:
+    """Interrupt a process as Ctrl-C in its terminal does."""
+    if sys.platform == "win32":
+        subprocess.run([sys.executable, "-c", _PRESS, str(pid)], check=True)
+    else:
+        os.kill(pid, signal.SIGINT)
 
 
 CACHE = Path("localllm", "Cache") if sys.platform == "win32" else Path("localllm")

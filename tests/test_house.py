@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,6 +158,18 @@ def test_every_dependency_is_pinned() -> None:
     names = {normal(re.match(r"[\w.-]+", item).group()) for item in wanted}  # type: ignore[union-attr]
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert names <= {normal(line.partition("==")[0]) for line in pins if "==" in line}
+
+
+@pytest.mark.parametrize("library", ["glibc", "musl", ""])
+def test_only_glibc_is_installed_on(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """musl is told by its name or not at all, depending on the version of Python."""
+    called: list[bool] = []
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("platform.libc_ver", lambda: (library, "2.36"))
+    monkeypatch.setitem(sys.modules, "setuptools", SimpleNamespace(setup=lambda: called.append(True)))
+    with nullcontext() if library == "glibc" else pytest.raises(SystemExit, match="localllm needs glibc"):
+        runpy.run_path(str(ROOT / "setup.py"))
+    assert called == [True] * (library == "glibc")
 
 
 def normal(name: str) -> str:

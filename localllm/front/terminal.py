@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Self, TextIO
 
 from cpu_kernels import VariableError
+from gguf_io.system import obeys_escapes
 from localllm.errors import LocalLLMError, RequestError
 from localllm.text import harmless, shortened
 
@@ -102,7 +103,7 @@ class StatusLine:
     """One line on stderr that is redrawn and finally removed. Silent if stderr is not a terminal."""
 
     def __init__(self) -> None:
-        self._active = sys.stderr.isatty()
+        self._active = _draws(sys.stderr)
         self._shown = ""
 
     def __enter__(self) -> Self:
@@ -135,7 +136,7 @@ class StatusLine:
 
 def _tell(line: str) -> None:
     # Overwrite a status line that may be on this line.
-    start = CLEAR_LINE if sys.stderr.isatty() else ""
+    start = CLEAR_LINE if _draws(sys.stderr) else ""
     try:
         sys.stderr.write(f"{start}{line}\n")
     except OSError:  # a full disk, or a reader that has left: there is no other place to tell it
@@ -143,9 +144,14 @@ def _tell(line: str) -> None:
 
 
 def _coloured(text: str, colour: int) -> str:
-    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+    if os.environ.get("NO_COLOR") or not _draws(sys.stderr):
         return text
     return f"\033[{colour}m{text}\033[0m"
+
+
+def _draws(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that obeys escape sequences."""
+    return stream.isatty() and obeys_escapes(stream)
 
 
 class ExitCode(IntEnum):

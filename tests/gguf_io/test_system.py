@@ -22,6 +22,7 @@ from gguf_io.system import (
     NotRegularError,
     OpenFolder,
     Started,
+    as_utf_8,
     bytes_at,
     can_name_file,
     command_of,
@@ -41,7 +42,7 @@ from gguf_io.system import (
     sync_folder,
     write_at,
 )
-from tests.systems import ON_WINE, needs_named_pipes
+from tests.systems import ON_WINE, OWN_CONSOLE, needs_consoles, needs_named_pipes
 from tests.waiting import PATIENCE_S, eventually
 
 PACKAGES = [Path(__file__).parents[2] / name for name in ("localllm", "gguf_io", "cpu_kernels", "models", "tui")]
@@ -359,6 +360,31 @@ def test_what_left_the_session_ends_too(ends: str, command: str, tmp_path: Path)
     threading.Event().wait(0.2)
     assert ticks.stat().st_size == size
     started.end()
+
+
+@needs_consoles
+def test_a_console_obeys_escapes_once_it_is_asked() -> None:
+    ask = "from gguf_io.system import obeys_escapes\n"
+    ask += "for name in ('CONOUT$', 'CONOUT$', 'NUL'): print(obeys_escapes(open(name, 'w')))\n"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, **OWN_CONSOLE)
+    assert done.stdout.split() == ["True", "True", "False"]
+
+
+@needs_consoles
+@pytest.mark.parametrize("page", [437, 65001])
+def test_what_windows_own_commands_print_is_read_in_the_consoles_code_page(page: int, tmp_path: Path) -> None:
+    script = tmp_path / "ask.py"
+    ask = "import subprocess, sys\nfrom gguf_io.system import as_utf_8\n"
+    ask += "printed = subprocess.run(['cmd.exe', '/c', 'echo Gr\u00fc\u00dfe'], capture_output=True).stdout\n"
+    script.write_text(f"{ask}sys.stdout.buffer.write(as_utf_8(printed))\n", encoding="utf-8")
+    command = f'cmd.exe /d /c "chcp {page} >NUL & "{sys.executable}" "{script}""'
+    done = subprocess.run(command, capture_output=True, check=True, **OWN_CONSOLE)
+    assert done.stdout.decode().strip() == "Gr\u00fc\u00dfe"
+
+
+def test_text_in_utf_8_and_what_is_no_text_stay_as_they_are() -> None:
+    for data in ("Gr\u00fc\u00dfe \u6f22\r\n".encode(), b"\x89PNG\r\n\x1a\n\0\0\0\r", b""):
+        assert as_utf_8(data) == data
 
 
 def test_a_bounded_run_returns_what_the_program_wrote() -> None:

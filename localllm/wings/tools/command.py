@@ -8,8 +8,8 @@ import threading
 import time
 from typing import Any
 
-from gguf_io.system import Started
-from localllm.actions.action import MAX_RESULT_CHARS, Action, Tool, ToolError, schema_of
+from gguf_io.system import Started, as_utf_8
+from localllm.actions.action import Action, Tool, ToolError, schema_of
 from localllm.actions.folder import LIMIT_S, Folder, RunCommand
 
 MAX_OUTPUT_BYTES = 16 * 2**20  # a command that writes more is killed
@@ -75,11 +75,7 @@ def run_in_shell(command: str, folder: Folder, stop: threading.Event) -> str:
                     ended = f"ended after {MAX_OUTPUT_BYTES} bytes of output"
         finally:
             started.end()
-        size = os.fstat(output.fileno()).st_size
         output.seek(0)
-        text = output.read(MAX_RESULT_CHARS).decode("utf-8", "replace")
-        if size > MAX_RESULT_CHARS:
-            output.seek(-min(MAX_RESULT_CHARS, size - MAX_RESULT_CHARS), os.SEEK_END)
-            text += output.read().decode("utf-8", "replace")
+        text = as_utf_8(output.read(MAX_OUTPUT_BYTES)).decode("utf-8", "replace")
     text = text.replace("\r\n", "\n")  # as Windows' own commands end lines; models write and expect LF
     return f"{text}\n[{ended or f'exit status {started.process.returncode}'}]"

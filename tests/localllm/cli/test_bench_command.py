@@ -9,7 +9,7 @@ import pytest
 
 from localllm.cli.main import main
 from tests.forking import Nursery
-from tests.systems import needs_signals, own_places
+from tests.systems import own_places
 from tests.waiting import eventually
 
 # The command, which reports when it has begun to measure.
@@ -103,7 +103,6 @@ def test_more_than_the_context_is_refused(
 
 
 @pytest.mark.slow
-@needs_signals
 def test_ctrl_c_ends_it_at_once(model: Path, environment: dict[str, str], children: Nursery) -> None:
     process = children.start(ANNOUNCED, ["bench", str(model), "--rounds", "100000"], {**os.environ, **environment})
     try:

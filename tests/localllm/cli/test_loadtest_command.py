@@ -9,7 +9,6 @@ import pytest
 from localllm.cli.main import main
 from tests.fakes.openai_server import ScriptedOpenAI, openai_server
 from tests.forking import PROGRAM, Nursery
-from tests.systems import needs_signals
 from tests.waiting import eventually
 
 QUICK = ["--model", "tiny", "--requests", "4"]
@@ -131,7 +130,6 @@ def test_failures_are_counted_and_said(tmp_path: Path, children: Nursery) -> Non
     assert "cannot be measured: the stream ended before the answer did" in done.stderr
 
 
-@needs_signals
 def test_ctrl_c_ends_it_with_what_was_measured(tmp_path: Path, children: Nursery) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("first\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.forking import PROGRAM, Forked, Nursery
-from tests.systems import needs_signals, own_places
+from tests.systems import own_places
 from tests.waiting import eventually
 
 PROMPT = "Once upon a time"
@@ -91,7 +91,6 @@ def test_an_answer_fits_the_schema_given_on_the_command_line(backend: str, model
     assert b"objekt" in err and b"Traceback" not in err
 
 
-@needs_signals
 @each_backend
 def test_ctrl_c_stops_and_keeps_the_text(backend: str, model: Path, start: Start) -> None:
     process = start(backend, str(model), PROMPT, "--ignore-eos", "--temperature", "2", begins=SLOWLY)

@@ -16,6 +16,7 @@ def on_screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     stream = Terminal()
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(terminal, "obeys_escapes", lambda _stream: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
     return stream
 

@@ -15,7 +15,7 @@ from localllm.library.partial import bytes_noted
 from localllm.settings import Settings
 from tests.forking import Forked, Nursery
 from tests.localllm.library.model_server import Answer, ModelServer, cut
-from tests.systems import KILL, KILLED, needs_signals
+from tests.systems import KILL, KILLED
 from tests.waiting import PATIENCE_S
 
 # Like the command, but with small chunks that are recorded often.
@@ -175,7 +175,6 @@ def test_one_download_serves_all_processes(server: ModelServer, home: Path, big_
     assert model.path.read_bytes() == big_gguf
 
 
-@needs_signals
 def test_ctrl_c_says_how_to_go_on(server: ModelServer, home: Path, big_gguf: bytes, start: Start) -> None:
     stopped = threading.Event()
 
