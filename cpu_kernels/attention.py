@@ -7,7 +7,7 @@ different threads may compute the spans of a tile. Threads divide a step with fe
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -227,6 +227,7 @@ def _parts_of_tile(width: int, keys: KVType, values: KVType | None) -> Sequence[
     return _rotate, _TYPES[keys].queries(width), score, _TYPES[values].outputs(width, _TYPES[keys].PAGE_BYTES_PER_VALUE)
 
 
+@cache  # so that a process that compiles several kernels of these types lowers it once
 def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
     """Function that computes attention for a tile, with `width` columns per register tile."""
     query_of, put_query, score, weigh = _parts_of_tile(width, keys, values)

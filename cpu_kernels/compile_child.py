@@ -67,10 +67,9 @@ def serve() -> None:
     gc.set_threshold(_GARBAGE)
     warnings: SimpleQueue[logging.LogRecord] = SimpleQueue()
     log.addHandler(QueueHandler(warnings))
-    cache = cache_directory().name
     for line in sys.stdin:
         module, name, *how = line.split()
-        reply: dict[str, Any] = {"cache": cache}
+        reply: dict[str, Any] = {"cache": cache_directory(module).name}
         code = b""
         try:
             importlib.import_module(module)

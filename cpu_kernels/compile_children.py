@@ -90,7 +90,7 @@ class _Child:
             raise KernelError(f"compiling the kernel {name} failed: {crash}.", _ADVICE) from None
         for warning in reply["warnings"]:
             log.warning(warning)
-        if reply["cache"] != cache_directory().name:
+        if reply["cache"] != cache_directory(module).name:
             raise KernelError(
                 "localllm, or its compiler, was changed while this process ran: kernels of the new version do not fit. "
                 "Start localllm again."
@@ -199,7 +199,7 @@ def compile_in_children(
             while True:
                 module, name = queue.popleft()
                 built[name] = child.compile(module, name)
-                write_kernel(name, built[name])
+                write_kernel(module, name, built[name])
         except IndexError:
             return
         except Exception as error:  # raised again below

@@ -73,7 +73,7 @@ class Kernel:
 
     def load(self) -> bool:
         """Load from the cache unless already loaded; return whether the kernel is loaded now."""
-        if self._address is None and (cached := read_kernel(self.name)) is not None:
+        if self._address is None and (cached := read_kernel(self.module, self.name)) is not None:
             self.use(cached)
         return self._address is not None
 

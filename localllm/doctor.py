@@ -13,7 +13,7 @@ import psutil
 
 from cpu_kernels.cores import usable_cores
 from cpu_kernels.isa import ISA, Isa
-from cpu_kernels.kernel_cache import SUFFIX, cache_directory, cache_root, portable_kernels
+from cpu_kernels.kernel_cache import SUFFIX, cache_directories, cache_root, portable_kernels
 from cpu_kernels.tuning import prefetch
 from gpu_offload.builds import processor_command
 from gpu_offload.errors import LlamaCppMissingError
@@ -162,12 +162,11 @@ def check_folder(what: str, folder: Path, otherwise: str, state: State = State.A
 
 def check_kernels() -> Check:
     """Whether there are kernels for this processor and version, and whether all of them passed their self-check."""
-    folder, portable = cache_directory(), portable_kernels()
-    if portable:
+    if portable := portable_kernels():
         advice = "They are slow. Please report it with this processor's name; --backend llama may be faster."
         found = f"portable builds of {', '.join(portable)}: compiled for this processor, they were wrong or crashed"
         return Check("compiled kernels", State.BAD, found, advice)
-    count = sum(path.name.endswith(SUFFIX) for path in listed(folder))
+    count = sum(path.name.endswith(SUFFIX) for folder in cache_directories() for path in listed(folder))
     advice = "" if count else "The first answer takes longer, once, while the kernels for its model are compiled."
     return Check("compiled kernels", State.GOOD, f"{count} for this processor and version" if count else "none", advice)
 

@@ -47,7 +47,7 @@ def main() -> None:
 
 def folder_alone() -> None:
     """Open the cache without compiling anything."""
-    read_kernel("none")
+    read_kernel("", "none")
     say(cached=False)
 
 
@@ -66,7 +66,7 @@ def another_process_removes() -> None:
 
 def exchange_folder_and_load() -> None:
     """Replace the cache's folder by another after it was opened."""
-    read_kernel("none")
+    read_kernel("", "none")
     folder = cache_directory()
     folder.rename(folder.with_name("moved"))
     os.mkdir(folder)

@@ -143,7 +143,7 @@ def test_a_kernel_that_crashes_is_replaced_by_a_portable_build(tmp_path: Path, k
 
 
 def test_kernels_of_another_version_are_refused(tmp_path: Path) -> None:
-    result = compiled(tmp_path, "children.cache_directory = lambda: __import__('pathlib').Path('another')")
+    result = compiled(tmp_path, "children.cache_directory = lambda module: __import__('pathlib').Path('another')")
     assert "was changed while this process ran" in result["error"]
     assert result["ready"] == []
 

@@ -1,7 +1,9 @@
 """The cache of compiled kernels: it saves time, damage only costs time, and nothing else is removed."""
 
+import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from cpu_kernels import kernel_cache
 from cpu_kernels.isa import ISA_VARIABLE
 from cpu_kernels.kernel_cache import CACHE_VARIABLE, SUFFIX, CachedKernel, read_kernel, write_kernel
 from tests.forking import Nursery, nursery
+from tests.kernels import declared_kernels
 
 # Kernels that differ only in their closures, each compiled in its own process before one process loads both. The inner
 # function is too long to be inlined twice.
@@ -150,8 +153,8 @@ def _flipped(at: float) -> Damage:
 def _of_another_version(path: Path, _other: Path, data: bytes) -> None:
     """A whole file as another version wrote it."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kernel_cache, "_fingerprint", lambda: "0" * 24)
-        write_kernel("one", CachedKernel(data[32:]))
+        patched.setattr(kernel_cache, "_fingerprint", lambda _: "0" * 24)
+        write_kernel("", "one", CachedKernel(data[32:]))
         (kernel_cache.cache_directory() / path.name).rename(path)
 
 
@@ -203,18 +206,18 @@ def test_no_damage_gives_another_kernel_or_an_error(
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     kernels = {"one": CachedKernel(b"one" * 700), "two": CachedKernel(b"two" * 700)}
     for each, kernel in kernels.items():
-        write_kernel(each, kernel)
+        write_kernel("", each, kernel)
     path, other = (kernel_cache.cache_directory() / f"{each}{SUFFIX}" for each in kernels)
     DAMAGES[name](path, other, path.read_bytes())
-    assert read_kernel("one") is None
-    assert read_kernel("two") in (kernels["two"], None)
+    assert read_kernel("", "one") is None
+    assert read_kernel("", "two") in (kernels["two"], None)
     assert "one" in caplog.text and "it is compiled again" in caplog.text
     caplog.clear()
-    write_kernel("one", kernels["one"])
+    write_kernel("", "one", kernels["one"])
     if path.is_dir():
-        assert "cannot be kept" in caplog.text and read_kernel("one") is None
+        assert "cannot be kept" in caplog.text and read_kernel("", "one") is None
     else:
-        assert (read_kernel("one"), path.is_symlink()) == (kernels["one"], False)
+        assert (read_kernel("", "one"), path.is_symlink()) == (kernels["one"], False)
     assert not list(path.parent.glob("*.unfinished"))
 
 
@@ -273,6 +276,93 @@ def test_whatever_changes_code_gets_a_separate_folder(tmp_path: Path, variables:
     answer = start(tmp_path, "folder_alone", **variables)
     assert answer.folder.parent == usual.parent
     assert answer.folder != usual
+
+
+PACKAGE = Path(kernel_cache.__file__).parent
+MODULES = {
+    ".".join(("cpu_kernels", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def declaring() -> list[str]:
+    """The modules of cpu_kernels that declare kernels."""
+    return sorted({kernel.module for kernel in declared_kernels()})
+
+
+def imported(module: str) -> set[str]:
+    """The modules of cpu_kernels that a module imports, itself or through others."""
+    found, waiting = set[str](), {module}
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        named = {name.rpartition(".")[0]}
+        for node in ast.walk(ast.parse(MODULES[name].read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module is not None and node.level == 0
+                named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+        waiting |= named & MODULES.keys() - found
+    return found
+
+
+def folder_names() -> dict[str, str]:
+    """The names of the folders of modules with kernels, here and elsewhere, as a new process would choose them."""
+    kernel_cache._sources.cache_clear()
+    kernel_cache._fingerprint.cache_clear()
+    return {module: kernel_cache.cache_directory(module).name for module in (*declaring(), "elsewhere")}
+
+
+@pytest.fixture
+def copied_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of cpu_kernels whose sources name the folders."""
+    copy = tmp_path / "cpu_kernels"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(kernel_cache, "__file__", str(copy / "kernel_cache.py"))
+    yield copy
+    monkeypatch.undo()
+    folder_names()
+
+
+def test_an_edit_renames_the_folders_of_all_that_import_the_module_and_no_others(copied_package: Path) -> None:
+    before, compiler = folder_names(), imported("cpu_kernels.compile_child")
+    needed = {module: imported(module) | compiler for module in declaring()} | {"elsewhere": set(MODULES)}
+    assert folder_names() == before
+    renamed = {}
+    for module, path in MODULES.items():
+        copy = copied_package / path.relative_to(PACKAGE)
+        source = copy.read_bytes()
+        copy.write_bytes(source + b"# another version\n")
+        renamed[module] = {each for each, name in folder_names().items() if name != before[each]}
+        copy.write_bytes(source)
+        assert renamed[module] == {each for each in needed if module in needed[each]}, module
+    # attention imports attention_q4_0, which imports attention_blocks.
+    of_blocks = renamed["cpu_kernels.attention_blocks"]
+    assert "cpu_kernels.attention" in of_blocks and "cpu_kernels.sums" not in of_blocks
+    assert renamed["cpu_kernels.compiler"] == set(before)
+    assert "cpu_kernels.formats.k_quants" not in renamed["cpu_kernels.choosing"]
+
+
+MAKING = """
+import json, sys
+from importlib import import_module
+import_module(sys.argv[1])
+from cpu_kernels.kernel import _declared
+for kernel in _declared.values():
+    kernel.make()
+json.dump([name for name in sys.modules if name.startswith("cpu_kernels")], sys.stdout)
+"""
+
+
+def test_making_a_module_s_kernels_uses_no_module_that_it_does_not_import(tmp_path: Path) -> None:
+    with nursery(["json", "llvmlite.binding", "numpy.typing", "platformdirs", "gguf_io.system"], tmp_path) as children:
+        started = {module: children.start(MAKING, [module]) for module in declaring()}
+        assert len(started) > 20
+        for module, child in started.items():
+            out, err = child.communicate()
+            assert child.returncode == 0, err
+            assert set(json.loads(out)) <= imported(module) | imported("cpu_kernels.kernel"), module
 
 
 def test_a_forced_instruction_set_gets_a_separate_folder() -> None:
