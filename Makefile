@@ -22,12 +22,12 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # order of tests/conftest.py, slow files first.
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-# Where real coding agents are installed, in the versions that were tried.
+# Where real coding agents are installed, in the versions that were tried, with the Node that the newest of them need.
 CLIENTS ?= /tmp/localllm-clients
-AGENTS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33 @continuedev/cli@1.5.47 \
+AGENTS := node@26.10.0 @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33 @continuedev/cli@1.5.47 \
 	cline@3.0.65 @earendil-works/pi-coding-agent@1.6.0 @qwen-code/qwen-code@0.24.4 @github/copilot@1.0.102 \
-	@kilocode/cli@7.7.7 openclaw@2026.9.6 @moonshot-ai/kimi-code@2.1.0 @factory/cli@0.225.1
-# Each in an environment of its own. vibe needs Python 3.12.
+	@kilocode/cli@7.7.7 openclaw@2026.9.6 @moonshot-ai/kimi-code@2.1.0 @factory/cli@0.225.1 acpx@0.19.1
+# Each in an environment of its own, with Python 3.12 if there is one, since vibe needs that.
 PYTHON_AGENTS := aider:aider-chat==0.86.2 vibe:mistral-vibe==3.0.2 hermes:hermes-agent==0.19.0 \
 	semantic-kernel:semantic-kernel==1.45.0 google-adk:google-adk==2.13.0,litellm==1.110.2 crewai:crewai==1.15.30 \
 	smolagents:smolagents[openai]==1.26.0
@@ -66,13 +66,18 @@ test-fast: $(VENV)/.installed-dev
 test-clients: $(VENV)/.installed-dev
 	@if ! command -v npm >/dev/null; then echo "Skipped: there is no npm, which installs coding agents."; exit 0; fi; set -e; \
 	mkdir -p $(CLIENTS); cd $(CLIENTS); [ -f package.json ] || echo '{"private": true}' >package.json; \
-	npm install --no-audit --no-fund $(AGENTS); \
+	export TEST_CLIENTS="$$PWD" PATH="$$PWD/node_modules/.bin:$$PATH"; \
+	for agent in $(AGENTS); do \
+		npm install --loglevel error --no-audit --no-fund --save-exact $$agent || echo "not installed: $$agent" >&2; \
+	done; \
+	python=$(abspath $(BIN))/python; if python3.12 -c "" 2>/dev/null; then python=python3.12; fi; \
 	for agent in $(PYTHON_AGENTS); do \
-		folder=$${agent%%:*}; [ -f $$folder/.installed ] || { $(abspath $(BIN))/python -m venv $$folder; \
-		$$folder/bin/pip install --quiet $$(echo $${agent#*:} | tr , ' ') && touch $$folder/.installed || \
+		folder=$${agent%%:*}; [ "$$(cat $$folder/.installed 2>/dev/null)" = "$$agent" ] || { \
+		$$python -m venv --clear $$folder; \
+		$$folder/bin/pip install --quiet $$(echo $${agent#*:} | tr , ' ') && echo "$$agent" >$$folder/.installed || \
 		{ rm -r $$folder; echo "not installed: $$agent" >&2; }; }; \
 	done; \
-	cd $(CURDIR); TEST_CLIENTS=$(CLIENTS) $(BIN)/pytest tests/clients
+	cd $(CURDIR); $(BIN)/pytest tests/clients
 
 test-page: $(VENV)/.installed-dev
 	@[ -x "$(BROWSER)" ] || { echo "Skipped: there is no $(BROWSER). Install a Chromium (Debian: apt install chromium)," \

@@ -5,7 +5,6 @@ and runs them.
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,21 +15,23 @@ from pathlib import Path
 import pytest
 
 from tests.clients import libraries
+from tests.clients.conftest import CLIENTS, Installed
 from tests.fakes.counting import COUNTING, counted
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.conftest import Server, StartServer
 
-CLIENTS = os.environ.get("TEST_CLIENTS")
 TASK = "Change the notes and copy them."
 TITLE = "A short title about notes, and nothing else."
 DONE = "All three steps have been done, goodbye."
-LIMIT_S = 900
+LIMIT_S = 900  # for one start of a program: on busy cores some take minutes before their first request
 MOST_COMPUTED = 1.01  # per new token
+
+Record = Callable[[str, object], None]
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not CLIENTS, reason="TEST_CLIENTS names no folder of installed programs: make test-clients"),
-    pytest.mark.skipif(shutil.which("node") is None, reason="there is no node, which most of the programs run on"),
+    pytest.mark.timeout(4 * LIMIT_S),  # the most starts of a test, and its server's
+    pytest.mark.skipif(not CLIENTS.is_dir(), reason="TEST_CLIENTS names no folder of programs: make test-clients"),
 ]
 
 
@@ -196,10 +197,9 @@ def work(tmp_path: Path) -> Path:
 
 
 def _places() -> str:
-    """PATH with the installed programs first."""
-    assert CLIENTS is not None
+    """PATH with the installed programs first, and the Node that they run on."""
     places = ("node_modules/.bin", "aider/bin", "vibe/bin", "hermes/bin")
-    return os.pathsep.join([*(str(Path(CLIENTS, place)) for place in places), os.environ["PATH"]])
+    return os.pathsep.join([*(str(CLIENTS / place) for place in places), os.environ["PATH"]])
 
 
 def _run(
@@ -227,14 +227,13 @@ def _run(
 
 
 @contextmanager
-def _counted(start_server: StartServer, model: Path, name: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Server]:
-    """A server of a model. Afterwards it must have computed a program's new tokens only; the figures are printed."""
+def _counted(start_server: StartServer, model: Path, record: Record) -> Iterator[Server]:
+    """A server of a model. Afterwards it must have computed a program's new tokens only; the figures are recorded."""
     with start_server("--model", str(model), models=(), begins=COUNTING, LOCALLLM_KV_MIB="512") as server:
         yield server
         tokens = counted(server.url, server.process.out.read_text())
-    with capsys.disabled():
-        ratio = f"{tokens.computed / max(tokens.new, 1):.2f}"
-        sys.stdout.write(f"\n{name}: {tokens.prompts:,} tokens of prompts, computed per new one: {ratio}\n")
+    record("tokens of prompts", f"{tokens.prompts:,}")
+    record("computed / new", f"{tokens.computed / max(tokens.new, 1):.2f}")
     assert tokens.new and tokens.computed <= tokens.new * MOST_COMPUTED
 
 
@@ -255,11 +254,12 @@ def _scripts(calls: Sequence[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_three_calls(case: Case, start_server: StartServer, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if shutil.which(case.name, path=_places()) is None:
-        pytest.skip(f"{case.name} could not be installed here")
+def test_three_calls(
+    case: Case, start_server: StartServer, work: Path, installed: Installed, record_property: Record
+) -> None:
+    installed(case.name)
     model = write_scripted_model(work.with_name("scripted.gguf"), _scripts(case.calls(work)))
-    with _counted(start_server, model, case.name, capsys) as server:
+    with _counted(start_server, model, record_property) as server:
         done = _launched(case.name, server, case.arguments, work, dict(case.variables))
         assert done.returncode == 0, done.stdout + done.stderr
         assert DONE in done.stdout
@@ -267,48 +267,68 @@ def test_three_calls(case: Case, start_server: StartServer, work: Path, capsys: 
 
 
 def test_codex_as_it_is_asked_for_local_models(
-    start_server: StartServer, work: Path, capsys: pytest.CaptureFixture[str]
+    start_server: StartServer, work: Path, installed: Installed, record_property: Record
 ) -> None:
     """`codex --oss` treats the server as Ollama."""
+    installed("codex", " --oss")
     model = write_scripted_model(work.with_name("scripted.gguf"), _scripts(_codex(work)))
     words = ["codex", "exec", "--oss", "--local-provider", "ollama", "-m", "scripted"]
     words += ["--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK]
-    with _counted(start_server, model, "codex --oss", capsys) as server:
+    with _counted(start_server, model, record_property) as server:
         done = _run(words, work, {"CODEX_OSS_BASE_URL": f"{server.url}/v1"})
         assert done.returncode == 0 and DONE in done.stdout, done.stdout + done.stderr
         assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr
 
 
-def test_aider_edits_and_tests(start_server: StartServer, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aider_edits_and_tests(
+    start_server: StartServer, work: Path, installed: Installed, record_property: Record
+) -> None:
     """aider has no tools: the prompt has the file, the answer has the edit, and aider's test option runs
     the command.
     """
-    if shutil.which("aider", path=_places()) is None:
-        pytest.skip("aider could not be installed here")
+    installed("aider")
     edit = "I will change it.\n\nnotes.txt\n<<<<<<< SEARCH\none line\n=======\ntwo line\n>>>>>>> REPLACE\n"
     model = write_scripted_model(work.with_name("scripted.gguf"), {"plain": edit})
     test = ("--auto-test", "--test-cmd", "cp notes.txt seen.txt")
     quiet = ("--no-git", "--yes-always", "--no-check-update", "--analytics-disable", "--no-stream")
     arguments = (*quiet, "--edit-format", "diff", *test, "--message", TASK, "notes.txt")
-    with _counted(start_server, model, "aider", capsys) as server:
+    with _counted(start_server, model, record_property) as server:
         done = _launched("aider", server, arguments, work, {})
         assert done.returncode == 0, done.stdout + done.stderr
         assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr
 
 
+def test_acpx_drives_localllm_s_agent(
+    start_server: StartServer, work: Path, installed: Installed, record_property: Record
+) -> None:
+    """An editor's side of the Agent Client Protocol. It allows what it is asked."""
+    installed("acpx", ", `localllm agent`")
+    calls = (
+        "I will read the file.\n" + call("read_file", path="notes.txt"),
+        call("edit_file", path="notes.txt", old_text="one", new_text="two"),
+        call("run_command", command="cp notes.txt seen.txt"),
+    )
+    model = write_scripted_model(work.with_name("scripted.gguf"), _scripts(calls))
+    with _counted(start_server, model, record_property) as server:
+        agent = f"{sys.executable} -m localllm agent scripted --host {server.url}"
+        done = _run(["acpx", "--approve-all", "--agent", agent, "exec", TASK], work)
+        assert done.returncode == 0 and DONE in done.stdout, done.stdout + done.stderr
+        assert _texts(work) == ["two line\n"] * 2, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", libraries.PROGRAMS)
-def test_libraries(name: str, start_server: StartServer, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    python = Path(CLIENTS or "", name, "bin", "python")
-    if not python.exists():
-        pytest.skip(f"{name} could not be installed here")
+def test_libraries(
+    name: str, start_server: StartServer, work: Path, installed: Installed, record_property: Record
+) -> None:
+    installed(name)
     question = call("get_weather", city="Paris")
     code = "I will look.\n<code>\nfinal_answer(get_weather('Paris') + ', goodbye')\n</code>"
     answers = {"plain": code, "0": question, "1": "It is warm today, goodbye."}
     model = write_scripted_model(work.with_name("scripted.gguf"), answers)
-    with _counted(start_server, model, name, capsys) as server:
+    with _counted(start_server, model, record_property) as server:
         program = work.with_name("program.py")  # smolagents reads the source of its tools
         program.write_text(libraries.PROGRAMS[name].replace("BASE", f"{server.url}/v1"))
-        done = _run([str(python), str(program)], work, libraries.QUIET)
+        done = _run([str(CLIENTS / name / "bin" / "python"), str(program)], work, libraries.QUIET)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count("called for Paris") == 1 and "goodbye" in done.stdout, done.stdout + done.stderr
 
@@ -363,9 +383,10 @@ OVERFLOWS = [
 
 
 @pytest.mark.parametrize("case", OVERFLOWS, ids=lambda case: case.name)
-def test_a_session_that_overflows_goes_on(case: Overflow, start_server: StartServer, work: Path) -> None:
-    if shutil.which(case.name, path=_places()) is None:
-        pytest.skip(f"{case.name} could not be installed here")
+def test_a_session_that_overflows_goes_on(
+    case: Overflow, start_server: StartServer, work: Path, installed: Installed
+) -> None:
+    installed(case.name, ", a session that overflows")
     summary = SUMMARY.format(case.summary)
     other = summary.replace("rain", "snow").replace("user", "person").replace("wants", "likes")
     model = write_scripted_model(work.with_name("scripted.gguf"), {"plain": summary, "0": f"{LAST} {other}"})

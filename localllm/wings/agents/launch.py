@@ -20,7 +20,7 @@ from localllm.front.local_server import LOAD_S, LocalServer, local_server, start
 from localllm.front.options import model_names
 from localllm.front.pulling import obtain
 from localllm.front.terminal import StatusLine, answer, note
-from localllm.library.names import is_gguf, plain, without_suffix
+from localllm.library.names import BUILT_IN, is_gguf, plain, without_suffix
 from localllm.settings import load_settings, sessions_path
 from localllm.text import human_time
 
@@ -32,7 +32,9 @@ ProgramName = Annotated[
 ]
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="NAME", help="Name or path (the loaded model).", autocompletion=model_names),
+    typer.Option(
+        "--model", "-m", metavar="NAME", help="Name or path (the server's model).", autocompletion=model_names
+    ),
 ]
 Port = Annotated[int | None, typer.Option(metavar="P", help="Port of the server (11434).")]
 Ctx = Annotated[int | None, typer.Option(metavar="N", help="Context of a server started for this (the model's).")]
@@ -102,17 +104,17 @@ def served_model(
 ) -> "Iterator[tuple[LocalServer, AgentEndpoint, bool]]":
     """A server with the model loaded, the model's endpoint, and whether the server was started for this block.
 
-    If no server runs, starts one that ends with the block, and pulls the model if needed. Raises RequestError if no
-    model is named and none is loaded, LibraryError if the model cannot be found or pulled.
+    If no server runs, starts one that ends with the block, and pulls the model if needed. Without a name, the model is
+    the one loaded last, or the server's only one. Raises RequestError if there is neither, LibraryError if the model
+    cannot be found or pulled.
     """
     from localllm.wings.agents.programs import NO_KEY, AgentEndpoint
 
     server = local_server(port)
     running = server.runs()
-    loaded = server.ask("GET", "/api/ps")["models"] if running else []
-    if model is None and not loaded:
+    name = model or (_only_model(server) if running else None)
+    if name is None:
         raise RequestError("No model is loaded. Choose one with --model; `localllm list` shows those on this machine.")
-    name = loaded[0]["name"] if model is None else model
     if not running:
         obtain(name, load_settings({}))  # pull here to show progress; the server would not
     with StatusLine() as status, nullcontext() if running else started(server, name, ctx, folder_of("server") / "log"):
@@ -128,6 +130,15 @@ def served_model(
         name = about["name"]
         note(f"{name} is served at {server.url}, with a context of {about['context_length']:,} tokens")
         yield server, AgentEndpoint(server.url, name, about["context_length"], server.key or NO_KEY), not running
+
+
+def _only_model(server: LocalServer) -> str | None:
+    """The model that a running server loaded last, or else its only one besides the built-in."""
+    if loaded := server.ask("GET", "/api/ps")["models"]:
+        return str(loaded[0]["name"])
+    listed = [row["id"] for row in server.ask("GET", "/v1/models")["data"] if not row.get("parent")]  # no adapters
+    names = [name for name in listed if name != BUILT_IN]
+    return names[0] if len(names) == 1 else None
 
 
 def check_context(agent: "AgentProgram", endpoint: "AgentEndpoint") -> None:

@@ -42,7 +42,7 @@ _PROMPT = "Say hello."
 def warm(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="PROGRAM", help="claude, codex, opencode, cn, aider or cline.", show_default=False),
+        typer.Argument(metavar="PROGRAM", help="A coding agent, as for launch.", show_default=False),
     ] = None,
     request: Annotated[
         Path | None, typer.Option(metavar="FILE", help='A recorded request instead: JSON with "path" and "body".')

@@ -201,13 +201,13 @@ def test_an_editor_s_settings_are_printed_and_nothing_is_started(
 def test_a_running_server_tells_the_cost_for_a_model_given_as_a_file(
     start_server: StartServer, home: Path, children: Nursery, tmp_path: Path
 ) -> None:
-    """No store of the launching user has the model: only the server knows the file."""
+    """No store of the launching user has the model: only the server knows the file. Its only model needs no name."""
     (tmp_path / "elsewhere").mkdir()
     model = write_scripted_model(tmp_path / "elsewhere" / "kept.gguf", {"plain": "A title.", "0": "Done with that."})
     environment = {**own_places(home), "PATH": os.pathsep.join([str(home / "bin"), "/usr/bin", "/bin"])}
     with start_server("--model", str(model), models=(), LOCALLLM_KV_MIB="64", **own_places(home)) as server:
         port = server.url.rpartition(":")[2]
-        done = children.run("launch", "claude", "--port", port, "--model", "kept", folder=home, **environment)
+        done = children.run("launch", "claude", "--port", port, folder=home, **environment)
     assert done.returncode == 7, done.stderr
     assert "the first prompt of claude has about 20,600 tokens" in done.stderr
     assert "nothing of it is on disk yet" in done.stderr and "not known" not in done.stderr
