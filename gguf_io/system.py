@@ -365,9 +365,6 @@ def address_space_limit() -> int | None:
 SHELL = ("cmd.exe", "/d", "/s", "/c") if sys.platform == "win32" else ("/bin/sh", "-c")
 """The words before a command of the system's shell."""
 
-PROGRAMS_ENCODING = "oem" if sys.platform == "win32" else "utf-8"
-"""How the system's own programs write text into pipes."""
-
 # Words that PowerShell passes on as they are: it splits flags at dots and colons.
 _POWERSHELL_WORD = re.compile(r"-{0,2}\w[\w-]*|[\w/\\][\w./:\\+-]*", re.ASCII)
 _POWERSHELL_QUOTES = re.compile("['\u2018-\u201b]")

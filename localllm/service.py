@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from gguf_io.system import PROGRAMS_ENCODING, make_folder, read_file, run_within, shell_line
+from gguf_io.system import as_utf_8, make_folder, read_file, run_within, shell_line
 from localllm.errors import RequestError
 from localllm.files import write_whole
 
@@ -287,7 +287,7 @@ def _run(of: Manager, commands: Sequence[Command], may_fail: bool = False) -> No
     for command in commands:
         result = _asked(of, command)
         if result.returncode and not may_fail:
-            text = (result.stderr or result.stdout).decode(PROGRAMS_ENCODING, errors="replace")
+            text = as_utf_8(result.stderr or result.stdout).decode(errors="replace")
             said = " ".join(text.split()) or f"exit status {result.returncode}"
             raise RequestError(f"`{shell_line(command)}` failed: {said}")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from gguf_io.media import View
 from gguf_io.system import read_file
@@ -15,7 +15,7 @@ from localllm.chats import PASTED, Attachment
 from localllm.chats.attaching import attachments_of
 from localllm.engine.request import Counts
 from localllm.errors import LocalLLMError, RequestError
-from localllm.files import user_path
+from localllm.files import user_path, with_slashes
 from localllm.quoting.excerpt import as_file
 from localllm.text import shortened
 
@@ -183,8 +183,12 @@ def mention_of(pasted: str) -> str | None:
     if not text or "\n" in text or len(text) > 4096:
         return None
     try:
-        is_url = text.startswith("file://")
-        name = unquote(urlsplit(text).path) if is_url else text.strip("'\"").replace("\\ ", " ")
+        if text.startswith("file://"):
+            from urllib.request import url2pathname  # slow to import
+
+            name = with_slashes(url2pathname(urlsplit(text).path))
+        else:
+            name = text.strip("'\"").replace("\\ ", " ")
         path = user_path(name)
         if not path.is_absolute() or not os.path.isfile(path):
             return None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from textual.app import App, SuspendNotSupported
 
+from gguf_io.system import command_of
 from localllm.errors import RequestError
 from localllm.files import read_text
 from localllm.text import shortened
@@ -23,7 +24,7 @@ def edited(app: App[None], text: str) -> str:
 
     Raises RequestError if there is no editor, it fails, or the chat is in a browser. The text is then unchanged.
     """
-    command = _editor()
+    command = editor_command()
     with tempfile.TemporaryDirectory(prefix="localllm-") as folder:
         path = Path(folder, "prompt.md")
         path.write_text(text, encoding="utf-8")
@@ -32,7 +33,7 @@ def edited(app: App[None], text: str) -> str:
                 # The chat must outlive Ctrl+C in the editor, which sets its own handler.
                 before = signal.signal(signal.SIGINT, lambda *_: None)
                 try:
-                    status = subprocess.run([*command, str(path)], check=False).returncode
+                    status = subprocess.run(command_of(command[0], [*command[1:], str(path)]), check=False).returncode
                 finally:
                     signal.signal(signal.SIGINT, before)
         except SuspendNotSupported as error:
@@ -44,14 +45,17 @@ def edited(app: App[None], text: str) -> str:
         return read_text(path).removesuffix("\n")
 
 
-def _editor() -> list[str]:
-    """The program and its arguments, from VISUAL or EDITOR, else a usual one. Raises RequestError."""
+def editor_command() -> list[str]:
+    """The program's path and its arguments, from VISUAL or EDITOR, else a usual one. Raises RequestError."""
     chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
     try:
-        words = shlex.split(chosen, posix=sys.platform != "win32")
+        if sys.platform == "win32":  # backslashes are no escapes there, and quotes stay
+            words = [word.strip('"') for word in shlex.split(chosen, posix=False)]
+        else:
+            words = shlex.split(chosen)
     except ValueError as error:
         raise RequestError(f"EDITOR is {shortened(chosen)!r}, which is no command: {error}.") from error
     found = words or [name for name in _USUAL if shutil.which(name)][:1]
     if not found:
         raise RequestError("There is no editor. Set EDITOR, for example EDITOR=nano.")
-    return found
+    return [shutil.which(found[0]) or found[0], *found[1:]]

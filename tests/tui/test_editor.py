@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.fakes.fake_backend import FakeBackend
 from tests.tui.chatting import chat_of, loaded, until
 from tests.tui.conftest import MakeApp
 from tui.app import ChatApp
+from tui.editor import editor_command
 
 
 @pytest.fixture
@@ -74,3 +76,20 @@ def test_an_editor_that_fails_leaves_the_draft(
             assert chat.prompt.text == "a draft"
 
     asyncio.run(flow())
+
+
+def test_a_windows_path_in_quotes_is_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("VISUAL", r'"C:\Program Files\x\code.cmd" --wait')
+    assert editor_command() == [r"C:\Program Files\x\code.cmd", "--wait"]
+
+
+def test_an_editor_is_found_on_the_path_whatever_its_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows starts code.cmd by its whole name only."""
+    name = "code.cmd" if sys.platform == "win32" else "code"
+    (tmp_path / name).write_text("")
+    (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("VISUAL", "code --wait")
+    found, *rest = editor_command()
+    assert Path(found).samefile(tmp_path / name) and rest == ["--wait"]

@@ -278,7 +278,7 @@ def _converted(peft: dict[str, Path], model: Path, made: Path) -> Path:
         with open_model(model) as file:
             convert_adapter(folder, target, file)
     except LocalLLMError as error:
-        message = error.message.replace(f"{folder}/", "").replace(str(folder), "adapters")
+        message = error.message.replace(f"{folder}{os.sep}", "").replace(str(folder), "adapters")
         raise LibraryError(message, remedy=error.remedy) from error
     return target
 

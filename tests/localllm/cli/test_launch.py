@@ -28,7 +28,7 @@ from tests.forking import Nursery
 from tests.localllm.server.conftest import StartServer
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
-from tests.systems import KILLED, own_places, use_own_places
+from tests.systems import KILLED, needs_signals, own_places, use_own_places
 
 AT = AgentEndpoint("http://127.0.0.1:1234", "m:8b", 40960, "a secret")
 # Its first request is for a title, as agents send it.
@@ -231,6 +231,7 @@ def test_codex_gets_settings_that_are_toml() -> None:
     assert tomllib.loads(PROGRAMS["codex"].own_text(AT)) == settings
 
 
+@needs_signals
 def test_a_program_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.wings.agents.recording.END_S", 0.1)
     code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
