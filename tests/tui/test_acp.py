@@ -31,7 +31,7 @@ from localllm.wings.tools.journal import Journal
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.gguf_io.test_sounds import wav
-from tests.systems import use_own_places
+from tests.systems import needs_commands, use_own_places
 from tui.acp.agent import LocalAgent
 from tui.backend import LoadedInfo
 
@@ -329,6 +329,7 @@ def test_cancel_ends_a_question_that_the_client_never_answers(play: Callable[...
     assert not (folder / "made").exists() and len(backend.requests) == 1
 
 
+@needs_commands
 def test_cancel_ends_a_command(play: Callable[..., None], folder: Path) -> None:
     editor = Editor("once")
     backend = model(calls(("run_command", {"command": "touch ready; sleep 600"})), DONE)
@@ -514,7 +515,8 @@ def test_sounds_and_embedded_files_of_a_prompt_reach_the_model(play: Callable[..
     (asked,) = backend.requests[0].messages
     *media, text = asked["content"]
     assert media == [{"type": "image", "data": sound}, {"type": "image", "data": PNG}]
-    assert "What is said?@sound-1@/fox.png@/notes.txt" in text["text"] and "a hut" in text["text"]
+    names = f"@sound-1@{Path('/fox.png')}@{Path('/notes.txt')}"
+    assert f"What is said?{names}" in text["text"] and "a hut" in text["text"]
 
 
 def test_what_cannot_be_given_to_the_model_is_refused_in_words(play: Callable[..., None], folder: Path) -> None:
@@ -793,7 +795,7 @@ class Terminals(Editor):
         return schema.WaitForTerminalExitResponse(exit_code=process.returncode)
 
     async def terminal_output(self, session_id: str, terminal_id: str, **_: Any) -> schema.TerminalOutputResponse:
-        return schema.TerminalOutputResponse(output=(self._printed / terminal_id).read_text(), truncated=True)
+        return schema.TerminalOutputResponse(output=(self._printed / terminal_id).read_bytes().decode(), truncated=True)
 
     async def kill_terminal(self, session_id: str, terminal_id: str, **_: Any) -> None:
         self._of(terminal_id).kill()
@@ -807,7 +809,10 @@ class Terminals(Editor):
         return self.opened[int(terminal_id[1:])]
 
 
-COMMAND = "run_command", {"command": "echo in the editor; pwd; exit 3"}
+COMMAND = (
+    "run_command",
+    {"command": "echo in the editor&cd&exit 3" if sys.platform == "win32" else "echo in the editor; pwd; exit 3"},
+)
 
 
 def test_commands_run_in_the_editors_terminals(
@@ -839,6 +844,7 @@ def test_a_refused_command_opens_no_terminal(tmp_path: Path, play: Callable[...,
     play(model(calls(COMMAND), DONE), editor, flow)
 
 
+@needs_commands
 def test_cancel_ends_a_command_in_a_terminal(tmp_path: Path, play: Callable[..., None]) -> None:
     editor = Terminals(tmp_path, "once")
 
@@ -853,6 +859,7 @@ def test_cancel_ends_a_command_in_a_terminal(tmp_path: Path, play: Callable[...,
     play(model(calls(("run_command", {"command": "sleep 1000"})), DONE), editor, flow)
 
 
+@needs_commands
 def test_a_command_that_takes_too_long_is_killed_and_its_output_kept(
     tmp_path: Path, play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, store: SessionStore
 ) -> None:

@@ -54,5 +54,6 @@ class EditorTerminals:
             printed = await client.terminal_output(session_id=session, terminal_id=terminal)
         finally:
             await client.release_terminal(session_id=session, terminal_id=terminal)
+        text = printed.output.replace("\r\n", "\n")
         cut = "[the beginning is left out]\n" if printed.truncated else ""
-        return f"{cut}{printed.output}\n[{how}]"
+        return f"{cut}{text}\n[{how}]"
