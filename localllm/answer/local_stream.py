@@ -10,7 +10,7 @@ from gguf_io.media import View, told_lines
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind
 from localllm.answer.splitter import Splitter
 from localllm.engine.request import FinishReason, TokenEvent
-from localllm.engine.stream import GenerationStream
+from localllm.engine.stream import GenerationStream, joined
 
 _ACCEPTED: "Future[None]" = Future()
 _ACCEPTED.set_result(None)
@@ -53,9 +53,10 @@ class LocalStream:
         return map(self._event, self._stream)
 
     async def __aiter__(self) -> AsyncGenerator[AnswerEvent, None]:
-        async with contextlib.aclosing(self._stream.__aiter__()) as events:
-            async for event in events:
-                yield self._event(event)
+        async with contextlib.aclosing(self._stream.portions()) as portions:
+            async for events in portions:
+                for event in joined(events):
+                    yield self._event(event)
 
     def _event(self, event: TokenEvent) -> AnswerEvent:
         parts = self._up_to_call(self._parts(event)) if self._one_call else self._parts(event)

@@ -182,6 +182,10 @@ class AnswerSplitter(Splitter):
             self._gap_is_open = not self._gap
 
     def _read_content(self, parts: list[AnswerPart]) -> bool:
+        if self._begun and not self._takes_loose:  # neither reasoning nor calls can come
+            parts.append(self._content(self._held))
+            self._held = ""
+            return False
         text = self._held.lstrip()
         start = len(self._held) - len(text)
         self._begun = self._begun or not any(opening.startswith(text[: len(opening)]) for opening, _ in self._reasoning)
@@ -213,7 +217,8 @@ class AnswerSplitter(Splitter):
 
     def _content(self, text: str) -> AnswerPart:
         """Say content."""
-        self._note_lines(text)
+        if self._takes_loose:
+            self._note_lines(text)
         part = self._said_part(PartKind.CONTENT, text)
         self._said = self._said or bool(part.text)
         return part

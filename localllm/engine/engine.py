@@ -158,7 +158,9 @@ class Engine:
         self._choosers: ChoosingTeam | None = None
         if self._aside is not None:
             self._choosers = ChoosingTeam(CHOOSERS, info.max_sequences, info.vocab_size)
-        self._later: list[Callable[[], None]] = []  # what a step leaves to do while a device computes the next
+        # What a step leaves to do while a device computes the next: texts to send, and what to note.
+        self._unsent: list[Generation] = []
+        self._later: list[Callable[[], None]] = []
         self._begun: _Begun | None = None  # a step that was begun before the one before it was worked up
         self._interrupted = threading.Event()  # a request arrived or was cancelled since the step started
         self._submissions: deque[Generation] = deque()
@@ -403,9 +405,9 @@ class Engine:
         """
         try:
             try:
-                self._do_later()
                 if self._aside is not None:
                     self._look_ahead(begun, self._aside)
+                self._do_later()
             finally:
                 logits = begun.logits()
         except LocalLLMError as error:
@@ -470,9 +472,13 @@ class Engine:
 
     def _do_later(self) -> None:
         """Send texts, and note what was done: what the next step does not depend on."""
+        unsent, self._unsent = self._unsent, []
         later, self._later = self._later, []
+        told = [generation.writer.stream for generation in unsent if generation.add_text()]
         for work in later:
             work()
+        for stream in told:  # last and together, since readers that wake take the interpreter
+            stream.tell()
 
     def _sample(self, begun: _Begun, at: int, logits: NDArray[np.float32]) -> int:
         """Score a part's prompt, and sample tokens if it is complete; return the number of accepted drafts.
@@ -505,7 +511,7 @@ class Engine:
             if window is not None:
                 self.kv.discard(sequence)
                 sequence.replace(window)
-            self._later.append(generation.send_text)
+            self._unsent.append(generation)
         self._rows_unspilled += max(len(plan), LEAST_ROWS)
         if self._rows_unspilled >= SPILL_ROWS and self._begun is None:
             self._rows_unspilled = 0

@@ -255,10 +255,9 @@ class Generation:
             sequence = self.sequence
             self.writer.send_progress(Progress(queue_position, sequence.computed, len(sequence.tokens)), self.counts)
 
-    def send_text(self) -> None:
-        """Send what was generated since the last event, if some of its text is certain."""
-        if self.finish_reason is None:
-            self.writer.send_text(self.counts)
+    def add_text(self) -> bool:
+        """Add what was generated since the last event to the stream, if some of its text is certain; whether it is."""
+        return self.finish_reason is None and self.writer.add_text(self.counts)
 
     def view(self, waiting: bool) -> RequestView:
         """The request as the inspector shows it."""

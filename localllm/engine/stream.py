@@ -6,12 +6,17 @@ import math
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from gguf_io.system import next_of
 from localllm.engine.request import Counts, FinishReason, Progress, StopScope, Timings, TokenEvent, TokenLogprob
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Event
 
 CAPACITY = 256
 
@@ -47,6 +52,29 @@ class StreamedEvent(Protocol):
 EventT = TypeVar("EventT", bound=StreamedEvent)
 
 
+class _Bell:
+    """Sets events of one asyncio loop from other threads; those of many streams wake the loop once."""
+
+    def __init__(self) -> None:
+        self._due: deque[Event] = deque()
+        self._rung = False
+
+    def ring(self, loop: "AbstractEventLoop", arrived: "Event") -> None:
+        self._due.append(arrived)
+        if not self._rung:
+            self._rung = True
+            with contextlib.suppress(RuntimeError):  # the loop may have closed since
+                loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._rung = False  # first, so that what is added from now on rings again
+        while self._due:
+            self._due.popleft().set()
+
+
+_BELLS: "WeakKeyDictionary[AbstractEventLoop, _Bell]" = WeakKeyDictionary()
+
+
 class EventStream(Generic[EventT]):
     """Events of one request, in order, ending with the one that has a finish_reason.
 
@@ -75,7 +103,12 @@ class EventStream(Generic[EventT]):
             self._interrupt()
 
     def push(self, event: EventT) -> None:
-        """Add an event; the engine's thread only. Newer progress replaces unread progress."""
+        """Add an event and tell the reader; the engine's thread only."""
+        self.add(event)
+        self.tell()
+
+    def add(self, event: EventT) -> None:
+        """Add an event, of which `tell` tells the reader. Newer progress replaces unread progress."""
         with self._lock:
             if event.progress and self._events and self._events[-1].progress:
                 self._events.pop()
@@ -84,17 +117,19 @@ class EventStream(Generic[EventT]):
             self._finished = event.finish_reason is not None
             if self._finished:  # whoever keeps the answer's stream must not keep the engine, and its model
                 self._wake_engine = self._interrupt = _nothing
-            listener = self._listener
-            waiting, self._waiting = self._waiting, False
-        if waiting:
+
+    def tell(self) -> None:
+        """Wake the reader after events were added."""
+        if self._waiting:
+            self._waiting = False
             self._bell.put(None)
-        if listener:
+        if listener := self._listener:
             listener()
 
     def set_listener(self, listener: Callable[[], None] | None) -> None:
-        """Call `listener` on the engine's thread after each new event, and now if events wait.
+        """Call `listener` on the engine's thread after new events, and now if events wait.
 
-        It must return at once and not raise. A typical one uses `loop.call_soon_threadsafe`, then `poll()`.
+        It must return at once and not raise.
         """
         with self._lock:
             self._listener = listener
@@ -124,23 +159,24 @@ class EventStream(Generic[EventT]):
 
     async def __aiter__(self) -> AsyncGenerator[EventT, None]:
         """Iterate without a thread. A task that is cancelled while it waits cancels the generation."""
+        async with contextlib.aclosing(self.portions()) as portions:
+            async for events in portions:
+                for event in events:
+                    yield event
+
+    async def portions(self) -> AsyncGenerator[list[EventT], None]:
+        """Iterate over what has come since the portion before, else as `async for` does."""
         import asyncio  # a slow import, which streaming without a loop does not need
 
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
-
-        def notify() -> None:
-            # The loop may have closed between the listener's removal and this call.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(arrived.set)
-
-        self.set_listener(notify)
+        self.set_listener(partial(_BELLS.setdefault(loop, _Bell()).ring, loop, arrived))
         try:
             while not self._finished or self._events:
                 await arrived.wait()
                 arrived.clear()
-                for event in self.poll():
-                    yield event
+                if events := self.poll():
+                    yield events
         finally:
             self.set_listener(None)
             if not self._finished:
@@ -167,6 +203,22 @@ def fold(events: Iterator[TokenEvent]) -> Completion:
         logprobs += last.logprobs
         scores = scores if last.prompt_logprobs is None else last.prompt_logprobs
     return Completion("".join(text), tuple(token_ids), tuple(logprobs), last, scores)
+
+
+def joined(events: Sequence[TokenEvent]) -> list[TokenEvent]:
+    """The events, those in a row that only add text as one: a reader who is behind has no more to do for several."""
+    found: list[TokenEvent] = []
+    for event in events:
+        before = found[-1] if found else None
+        if before and _only_adds_text(before) and _only_adds_text(event):
+            found[-1] = replace(event, text=before.text + event.text, token_ids=before.token_ids + event.token_ids)
+        else:
+            found.append(event)
+    return found
+
+
+def _only_adds_text(event: TokenEvent) -> bool:
+    return not (event.logprobs or event.progress or event.finish_reason) and event.prompt_logprobs is None
 
 
 class Detokenizer:
@@ -226,6 +278,8 @@ class Detokenizer:
         return text
 
     def _release(self, fresh: str, final: bool = False) -> str:
+        if not self.may_stop:
+            return fresh
         text = self._held + fresh
         cuts = _cuts(self._ends, fresh, len(self._held))
         at = len(self._held) - self._undecided
@@ -399,11 +453,13 @@ class EventWriter:
             self._progress = progress
             self.stream.push(TokenEvent(counts=counts, timings=self.timings(), progress=progress))
 
-    def send_text(self, counts: Counts) -> None:
-        """Send what was added since the last event, if it includes certain text."""
+    def add_text(self, counts: Counts) -> bool:
+        """Add to the stream what came since the last event, if it includes certain text; return whether it does."""
         self._decode()
         if self._text:
-            self.stream.push(self._event(counts, self._certain))
+            self.stream.add(self._event(counts, self._certain))
+            return True
+        return False
 
     def send_last(
         self, counts: Counts, finish_reason: FinishReason, seed: int, error: str | None, cause: Exception | None

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gguf_io.interruption import CHECKPOINT
 from localllm.errors import LocalLLMError
@@ -84,36 +84,16 @@ async def streamed(
 
     alive_line: makes the line that is sent after KEEP_ALIVE_SECONDS without another line; None sends none.
     """
-    if alive_line:
-        lines = kept_alive(lines, alive_line, limits.KEEP_ALIVE_SECONDS)
+    first = asyncio.ensure_future(anext(lines, None))
     try:
-        first = await anext(lines, b"")
+        await asyncio.wait({first}, timeout=limits.KEEP_ALIVE_SECONDS if alive_line else None)
+        if first.done():
+            first.result()
     except BaseException:
+        await _end(first)
         await lines.aclose()
         raise
-    return _ClosingStream(_with_errors(first, lines, error_line), lines, media_type)
-
-
-async def kept_alive(
-    lines: AsyncGenerator[bytes, None], alive_line: Callable[[], bytes], seconds: float
-) -> AsyncGenerator[bytes, None]:
-    """The lines, and alive_line() whenever `seconds` pass without a line."""
-    coming: asyncio.Task[bytes | None] | None = None
-    async with contextlib.aclosing(lines):
-        try:
-            while True:
-                coming = coming or asyncio.ensure_future(anext(lines, None))
-                done, _ = await asyncio.wait({coming}, timeout=seconds)
-                if not done:
-                    yield alive_line()
-                    continue
-                line, coming = coming.result(), None
-                if line is None:
-                    return
-                yield line
-        finally:
-            if coming:
-                await _end(coming)
+    return _LineStream(first, lines, error_line, media_type, alive_line)
 
 
 async def held_lines(
@@ -147,7 +127,7 @@ async def held_lines(
             yield line
 
 
-async def _end(task: "asyncio.Task[Any]") -> None:
+async def _end(task: "asyncio.Future[Any]") -> None:
     """Cancel a task and wait until it ends."""
     task.cancel()
     await asyncio.wait({task})
@@ -155,36 +135,74 @@ async def _end(task: "asyncio.Task[Any]") -> None:
         task.exception()  # retrieved, or asyncio logs it
 
 
-async def _with_errors(
-    first: bytes, lines: AsyncIterator[bytes], error_line: Callable[[LocalLLMError], bytes]
-) -> AsyncGenerator[bytes, None]:
-    """Yield the lines. An error becomes the last line."""
-    try:
-        if first:
-            yield first
-        async for line in lines:
-            if line:
-                yield line
-    except LocalLLMError as error:
-        log_refusal(status_of(error), message_of(error))
-        yield error_line(error)
-    except Exception as error:
-        log.exception("a stream ended with %r", error)
-        yield error_line(ApiError(500, defect(error)))
+class _LineStream(StreamingResponse):
+    """A stream of lines that tells errors and silence, and always closes the lines."""
 
-
-class _ClosingStream(StreamingResponse):
-    """A stream that always closes the generator of its lines."""
-
-    def __init__(self, content: AsyncIterator[bytes], source: AsyncGenerator[bytes, None], media_type: str) -> None:
-        super().__init__(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
-        self._source = source
+    def __init__(
+        self,
+        first: "asyncio.Future[bytes | None]",
+        lines: AsyncGenerator[bytes, None],
+        error_line: Callable[[LocalLLMError], bytes],
+        media_type: str,
+        alive_line: Callable[[], bytes] | None,
+    ) -> None:
+        """first: the first of the lines, which may be still to come; None if there is none."""
+        super().__init__(self._told(), media_type=media_type, headers={"Cache-Control": "no-cache"})
+        self._first, self._lines = first, lines
+        self._error_line, self._alive_line = error_line, alive_line
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._source.aclose()
+            await _end(self._first)
+            await self._lines.aclose()
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the lines, and an alive_line whenever KEEP_ALIVE_SECONDS pass without a line."""
+        if self._alive_line is None:
+            await super().stream_response(send)
+            return
+        clock = asyncio.get_running_loop().time
+        spoke = clock()
+
+        async def keep_alive(alive_line: Callable[[], bytes], seconds: float) -> None:
+            nonlocal spoke
+            while True:
+                await asyncio.sleep(spoke + seconds - clock())
+                if clock() >= spoke + seconds:
+                    spoke = clock()
+                    await send({"type": "http.response.body", "body": alive_line(), "more_body": True})
+
+        async def timed(message: Message) -> None:
+            nonlocal spoke
+            spoke = clock()
+            if not message.get("more_body", True):
+                await _end(keeper)
+            await send(message)
+
+        keeper = asyncio.create_task(keep_alive(self._alive_line, limits.KEEP_ALIVE_SECONDS))
+        try:
+            await super().stream_response(timed)
+        finally:
+            await _end(keeper)
+
+    async def _told(self) -> AsyncGenerator[bytes, None]:
+        """The lines that are not empty. An error becomes the last line."""
+        if self._alive_line and not self._first.done():
+            yield self._alive_line()
+        try:
+            line = await self._first
+            while line is not None:
+                if line:
+                    yield line
+                line = await anext(self._lines, None)
+        except LocalLLMError as error:
+            log_refusal(status_of(error), message_of(error))
+            yield self._error_line(error)
+        except Exception as error:
+            log.exception("a stream ended with %r", error)
+            yield self._error_line(ApiError(500, defect(error)))
 
 
 def defect(error: Exception) -> str:

@@ -16,6 +16,7 @@ SSE_COMMENT = b": keep-alive\n\n"  # clients of server-sent events skip comments
 
 # Next line, line separator, paragraph separator; JSON itself escapes all other line ends.
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _LEAST_LOGPROB = -9999.0  # written for minus infinity, which JSON does not have
 
 
@@ -36,8 +37,8 @@ def dumps(value: Any) -> bytes:
     Escapes lone surrogates, which UTF-8 cannot encode, and the characters that httpx takes for line ends.
     """
     try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        return text.translate(_LINE_ENDS).encode()
+        text = _JSON.encode(value)
+        return (text if text.isascii() else text.translate(_LINE_ENDS)).encode()
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 

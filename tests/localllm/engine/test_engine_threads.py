@@ -13,6 +13,7 @@ from localllm.engine import engine as engine_module
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import FinishReason, GenerationRequest, SamplingParams
+from localllm.engine.stream import GenerationStream, fold, joined
 from localllm.errors import EngineStoppedError
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
@@ -68,6 +69,46 @@ def test_threads_and_tasks_get_their_answers(tmp_path: Path) -> None:
             future.result()
     engine.close()
     assert runner.closed and runner.batches and max(runner.batches) > 1
+
+
+def test_the_texts_of_a_step_wake_a_loop_once() -> None:
+    engine = Engine(FakeRunner(pages=200), FakeVocabulary())
+    rung: list[int] = []
+
+    async def read(stream: GenerationStream) -> int:
+        return sum([len(event.token_ids) async for event in stream])
+
+    async def scene() -> list[int]:
+        loop = asyncio.get_running_loop()
+        ring = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *given: (rung.append(1), ring(*given))[1]  # type: ignore[method-assign]
+        sampling = SamplingParams(temperature=0)
+        streams = [engine.submit(GenerationRequest(prompt, sampling, max_tokens=30)) for prompt in PROMPTS[:6]]
+        readers = [asyncio.create_task(read(stream)) for stream in streams]
+        while engine.step():
+            for _ in range(4):
+                await asyncio.sleep(0)
+        return await asyncio.gather(*readers)
+
+    assert asyncio.run(scene()) == [30] * 6
+    # Progress, texts and last events wake it apart.
+    assert 30 <= len(rung) < 60
+    engine.close()
+
+
+def test_a_reader_who_is_behind_gets_the_text_as_one_event() -> None:
+    engine = Engine(FakeRunner(), FakeVocabulary())
+    plain = engine.submit(request(15))
+    told = engine.submit(replace(request(16), sampling=SamplingParams(temperature=0, logprobs=1), prompt_logprobs=0))
+    while engine.step():
+        pass
+    for stream in (plain, told):
+        events = stream.poll()
+        found = joined(events)
+        assert fold(iter(found)) == fold(iter(events))
+        text = [event for event in found if event.text and event.finish_reason is None]
+        assert len(text) == (1 if stream is plain else len(events) - 2)
+    engine.close()
 
 
 def test_a_runner_that_fails_while_an_answer_ends_leaves_no_reader_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

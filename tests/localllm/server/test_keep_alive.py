@@ -1,9 +1,8 @@
 """Keep-alives during prefill and load, in the form that each protocol's clients expect."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -11,7 +10,9 @@ import httpx
 import openai
 import pytest
 
-from localllm.server.streams import kept_alive
+from localllm.errors import RequestError
+from localllm.server import limits
+from localllm.server.streams import streamed
 from tests.localllm.server.conftest import MODEL, SLOWLY, Server, StartServer
 from tests.waiting import PATIENCE_S
 
@@ -25,45 +26,77 @@ def slow(start_server: StartServer) -> Iterator[Server]:
         yield server
 
 
-def test_silence_is_broken_and_nothing_is_lost() -> None:
-    async def scene() -> list[bytes]:
-        spoken, closed = asyncio.Event(), []
+async def stream_to(lines: AsyncGenerator[bytes, None], hear: Callable[[bytes], None], leave: asyncio.Event) -> None:
+    """Stream lines to a client that hears each one, until they end or it leaves."""
+    response = await streamed(lines, lambda error: b"error: " + str(error).encode(), "text/plain", lambda: b"alive")
+
+    async def receive() -> Any:
+        await leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        await asyncio.sleep(0)
+        if message["type"] == "http.response.body":
+            hear(message["body"] if message["more_body"] else b"the end")
+
+    await response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_silence_is_broken_and_nothing_is_lost(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """late: the first line comes after signs of life too."""
+    monkeypatch.setattr(limits, "KEEP_ALIVE_SECONDS", 0.001)
+    closed, found = [], []
+
+    async def scene() -> None:
+        spoken, first = asyncio.Event(), asyncio.Event()
 
         async def lines() -> AsyncGenerator[bytes, None]:
             try:
+                if late:
+                    await first.wait()
                 yield b"one"
+                yield b""
                 await spoken.wait()
                 yield b"two"
+                raise RequestError("no more")
             finally:
                 closed.append(True)
 
-        found = []
-        async with contextlib.aclosing(kept_alive(lines(), lambda: b"alive", 0.001)) as kept:
-            async for line in kept:
-                found.append(line)
-                if found.count(b"alive") == 3:
-                    spoken.set()
-        assert closed
-        return [line for at, line in enumerate(found) if line != b"alive" or at == 1]
+        def hear(line: bytes) -> None:
+            found.append(line)
+            if found.count(b"alive") == 3:
+                first.set()
+            if b"one" in found and found[found.index(b"one") :].count(b"alive") == 3:
+                spoken.set()
 
-    assert asyncio.run(asyncio.wait_for(scene(), PATIENCE_S)) == [b"one", b"alive", b"two"]
+        await stream_to(lines(), hear, asyncio.Event())
+
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
+    said = [line for line in found if line != b"alive"]
+    assert closed and said == [b"one", b"two", b"error: no more", b"the end"] and found[-1] == b"the end"
+    assert (found[0] == b"alive") is late
 
 
-def test_a_reader_that_leaves_ends_the_lines() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_reader_that_leaves_ends_the_lines(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "KEEP_ALIVE_SECONDS", 0.001)
+    closed = []
+
     async def scene() -> None:
-        closed = []
+        leave, before = asyncio.Event(), asyncio.all_tasks()
 
         async def lines() -> AsyncGenerator[bytes, None]:
             try:
+                if begun:
+                    yield b"one"
                 await asyncio.Event().wait()
-                yield b""
+                yield b"never"
             finally:
                 closed.append(True)
 
-        kept = kept_alive(lines(), lambda: b"alive", 0.001)
-        assert await anext(kept) == b"alive"
-        await kept.aclose()
-        assert closed
+        await stream_to(lines(), lambda line: leave.set() if line == b"alive" else None, leave)
+        assert closed and asyncio.all_tasks() == before
 
     asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
 
