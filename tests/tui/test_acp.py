@@ -305,15 +305,33 @@ def test_cancel_ends_an_answer_at_once_and_keeps_its_text(play: Callable[..., No
         await until(lambda: backend.answers)
         backend.answers[0].push(said("Once upon"))
         await until(lambda: editor.texts("agent_message_chunk"))
-        assert "still running" in await refused(say(agent, session, "More"))
+        waits = asyncio.ensure_future(say(agent, session, "More"))
+        await asyncio.sleep(0.1)
         await agent.cancel(session_id=session)
-        assert await work == "cancelled"
+        assert (await work, await waits) == ("cancelled", "cancelled")
         backend.scripts.append(DONE)
         assert await say(agent, session, "Again") == "end_turn"
 
     play(backend, editor, flow)
     path = store.path(store.sessions()[0].id)
     assert (path[1].content, path[1].finish_reason) == ("Once upon", FinishReason.CANCELLED)
+
+
+def test_a_prompt_waits_for_the_answer_to_the_one_before(play: Callable[..., None]) -> None:
+    editor, backend = Editor(), model([], DONE, DONE)
+
+    async def flow(agent: Any, session: str) -> None:
+        first = asyncio.ensure_future(say(agent, session, "One"))
+        await until(lambda: backend.answers)
+        others = [asyncio.ensure_future(say(agent, session, text)) for text in ("Two", "Three")]
+        await asyncio.sleep(0.1)
+        assert len(backend.requests) == 1
+        backend.answers[0].push(said("First."), ended())
+        assert [await one for one in (first, *others)] == ["end_turn"] * 3
+
+    play(backend, editor, flow)
+    last = [message["content"] for message in backend.requests[-1].messages if message["role"] == "user"]
+    assert last == ["One", "Two", "Three"]
 
 
 def test_cancel_ends_a_question_that_the_client_never_answers(play: Callable[..., None], folder: Path) -> None:
@@ -910,7 +928,8 @@ def test_the_program_answers_with_a_real_engine(scripted: Path, folder: Path, tm
 
     async def flow() -> None:
         words = command_line(scripted, "--sessions", str(sessions))
-        spawned = acp.spawn_agent_process(editor, words[0], *words[1:], env=os.environ)  # type: ignore[arg-type]
+        patient = {"shutdown_timeout": 60}
+        spawned = acp.spawn_agent_process(editor, words[0], *words[1:], env=os.environ, transport_kwargs=patient)  # type: ignore[arg-type]
         async with spawned as (agent, process):
             await agent.initialize(protocol_version=1)
             session = await agent.new_session(cwd=str(folder), mcp_servers=[])

@@ -174,7 +174,7 @@ class LocalAgent:
 
     async def cancel(self, session_id: str, **_: Any) -> None:
         if session := self._sessions.get(session_id):
-            session.stopping.set()
+            session.cancel()
 
     def _session(self, session_id: str) -> EditorSession:
         if session_id not in self._sessions:

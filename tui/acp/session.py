@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class EditorSession(ToolLoop):
-    """One session. `prompt` runs one prompt at a time; setting `stopping` ends it."""
+    """One session, which answers one prompt at a time."""
 
     def __init__(
         self,
@@ -66,7 +66,8 @@ class EditorSession(ToolLoop):
         files = EditorFiles(client, identity, of_editor.fs, stopping) if of_editor.fs else None
         run = EditorTerminals(client, identity, stopping, self._show_terminal).run if of_editor.terminal else None
         super().__init__(conversation, folder, stopping, servers, files, run)
-        self.busy = False
+        self._turn = asyncio.Lock()
+        self._cancels = 0  # so far
         self._client, self._models = client, models
         self._edits_freely = False
         self._shows_effect = False  # whether the running call shows a file's change or a terminal
@@ -79,6 +80,10 @@ class EditorSession(ToolLoop):
     @property
     def id(self) -> str:
         return str(self._conversation.session_id)
+
+    @property
+    def busy(self) -> bool:
+        return self._turn.locked()
 
     @property
     def mode(self) -> str:
@@ -115,19 +120,24 @@ class EditorSession(ToolLoop):
             await self._tell(update)
 
     async def prompt(self, blocks: Blocks) -> schema.StopReason:
-        """Answer a prompt, or run a command. Raises LocalLLMError."""
-        if self.busy:
-            raise RequestError("An answer is still running in this session. Cancel it first.")
-        self.busy = True
-        self.stopping.clear()
-        try:
-            return await self._prompt(blocks)
-        finally:
-            self.stopping.set()  # what runs in threads ends too, if the client has left
-            self.busy = False
+        """Answer a prompt, or run a command, once the prompts before it are answered. Raises LocalLLMError."""
+        cancels = self._cancels
+        async with self._turn:
+            if self._cancels != cancels:
+                return "cancelled"
+            self.stopping.clear()
+            try:
+                return await self._prompt(blocks)
+            finally:
+                self.stopping.set()  # what runs in threads ends too, if the client has left
+
+    def cancel(self) -> None:
+        """End the answer that runs, and the prompts that wait."""
+        self._cancels += 1
+        self.stopping.set()
 
     def close(self) -> None:
-        self.stopping.set()
+        self.cancel()
         if self._title:
             self._title.cancel()
         super().close()
