@@ -60,6 +60,7 @@ _PROBES: dict[str, tuple[list[Message], bool]] = {
     "user": ([_USER], False),
     "typed user": ([_TYPED_USER], False),
     "system": ([_SYSTEM, _USER], False),
+    "developer": ([{**_SYSTEM, "role": "developer"}, _USER], False),
     "reply": ([_USER, _REPLY], False),
     "late system": ([_SYSTEM, _USER, _REPLY, {"role": "system", "content": "lingon"}, _LAST], False),
     "late developer": ([_SYSTEM, _USER, _REPLY, {"role": "developer", "content": "lingon"}, _LAST], False),
@@ -80,6 +81,7 @@ class Capabilities:
     null_tools: bool  # pass `tools` as null when there are none, not as an empty list
     tools: bool
     system: bool
+    developer: bool  # a role of its own
     late_roles: frozenset[str]  # of "system" and "developer", those whose later messages it writes where they stand
     text_content: bool  # content as a string
     typed_content: bool  # content as a list of {"type": "text", "text": ...}
@@ -117,6 +119,7 @@ def probe(sandbox: TemplateSandbox, source: str, special_tokens: Mapping[str, st
         null_tools=null_tools,
         tools="bullace" in text["tools"] or "bullace" in text["tools and system"],
         system="medlar" in text["system"],
+        developer="developer" in source and "medlar" in text["developer"],
         late_roles=frozenset(role for role in ("system", "developer") if _keeps_place(text[f"late {role}"])),
         text_content=takes_text or not takes_typed,
         typed_content=takes_typed,

@@ -109,7 +109,7 @@ def _fit_message(message: Message, takes: Capabilities, number: int) -> Message:
         content = ""
     if isinstance(content, str) and not takes.text_content:
         content = [{"type": "text", "text": content}]
-    elif isinstance(content, list) and not takes.typed_content:
+    elif isinstance(content, list) and not (takes.typed_content and _needs_parts(content, takes)):
         content = _flat_text(content, number)
     fitted["content"] = content
     if "tool_calls" in fitted:
@@ -141,6 +141,11 @@ def _calls_as_text(calls: Sequence[Message]) -> str:
     )
 
 
+def _needs_parts(content: Sequence[Any], takes: Capabilities) -> bool:
+    """Whether a content must stay a list. Some templates read only the first of several texts."""
+    return not takes.text_content or any(not isinstance(one, Mapping) or one.get("type") != "text" for one in content)
+
+
 def _flat_text(parts: Sequence[Any], number: int) -> str:
     texts = []
     for part in parts:
@@ -158,10 +163,10 @@ def milder_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """Equivalent forms of messages that the template has refused, each different from the one before.
 
     The changes add up: adjacent messages of one role are joined; then later system messages become user messages; then
-    ids of tool calls become nine letters and digits.
+    the assistant answers tools' results before a user's message; then ids of calls become nine letters and digits.
     """
     tried = list(messages)
-    for step in (_join_neighbours, _late_as_user, _short_ids):
+    for step in (_join_neighbours, _late_as_user, _answered_results, _short_ids):
         changed = _join_neighbours(step(tried))
         if changed != tried:
             yield changed
@@ -202,16 +207,21 @@ def _as_parts(content: Any) -> list[Any]:
 def _late_as_user(messages: list[Message], roles: Container[str] = SYSTEM_ROLES) -> list[Message]:
     """System messages after other messages as user messages between <system> tags, and the first ones joined.
 
-    Moved to the front, a late message would change the prompt from its beginning on, so that nothing computed before
-    could be reused; many templates drop it. roles: of the messages to change.
+    Behind a tool's result they become part of it: a user message would end the assistant's turn, from whose calls
+    templates then remove the reasoning. Moved to the front, a late message would change the prompt from its beginning
+    on, so that nothing computed before could be reused; many templates drop it. roles: of the messages to change.
     """
     if not any(message["role"] in roles for message in messages[1:]):
         return messages
     first = list(takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages))
-    rest = [
-        {"role": "user", "content": _tagged(message["content"])} if message["role"] in roles else message
-        for message in messages[len(first) :]
-    ]
+    rest: list[Message] = []
+    for message in messages[len(first) :]:
+        if message["role"] not in roles:
+            rest.append(message)
+        elif rest and rest[-1]["role"] == "tool":
+            rest[-1] = {**rest[-1], "content": _join_contents([rest[-1]["content"], _tagged(message["content"])])}
+        else:
+            rest.append({"role": "user", "content": _tagged(message["content"])})
     if any(message["role"] in roles for message in first[1:]):
         first = [{**first[0], "content": _join_contents([message["content"] for message in first])}]
     return first + rest
@@ -221,6 +231,16 @@ def _tagged(content: Any) -> Any:
     if isinstance(content, list):
         return [{"type": "text", "text": "<system>\n"}, *content, {"type": "text", "text": "\n</system>"}]
     return f"<system>\n{content}\n</system>"
+
+
+def _answered_results(messages: list[Message]) -> list[Message]:
+    """An assistant's message between a tool's result and a user's message, for templates in which both alternate."""
+    answered: list[Message] = []
+    for message in messages:
+        if answered and answered[-1]["role"] == "tool" and message["role"] == "user":
+            answered.append({"role": "assistant", "content": "Done."})
+        answered.append(message)
+    return answered
 
 
 def _short_ids(messages: list[Message]) -> list[Message]:

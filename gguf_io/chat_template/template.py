@@ -132,7 +132,7 @@ class ChatTemplate:
             **self._thinking_switches(enable_thinking),
             **checked_arguments(extra),
         }
-        fitted = adapted(normalised(messages, "developer" in self.source), self.takes)
+        fitted = adapted(normalised(messages, self.takes.developer), self.takes)
         refusals: list[str] = []
         for form in chain([fitted], milder_forms(fitted)):
             (outcome,) = self._sandbox.render([{**variables, "messages": form}])

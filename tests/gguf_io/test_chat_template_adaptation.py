@@ -132,6 +132,44 @@ def test_late_system_messages_keep_the_prompt_before_them(real: Any) -> None:
         assert -1 < text.find("rowan") < text.find("lingon") < text.find("sloe"), name
 
 
+CALLS = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": {"name": "look"}}]}
+FOUND = {"role": "tool", "tool_call_id": "c", "content": "sorb"}
+TOOL = {"type": "function", "function": {"name": "look", "description": "D.", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("late", [[system("lingon")], [system("lingon"), {"role": "developer", "content": "ramson"}]])
+def test_late_system_messages_behind_a_result_are_part_of_it(real: Any, late: list[Any]) -> None:
+    """A user's message would end the turn, and change what was computed of it."""
+    for name in (*CARELESS, "mistralai-Ministral-3-14B-Reasoning-2512", "mistralai-Mistral-Nemo-Instruct-2407"):
+        if (template := real(name)).supports_tools:
+            turn = [user("quince"), CALLS, FOUND]
+            before, text = (template.render(messages, tools=[TOOL]) for messages in (turn, [*turn, *late]))
+            assert text.startswith(before[: before.find("sorb") + 4]), name
+            places = [text.find(one["content"]) for one in late]
+            assert text.find("sorb") < places[0] and places == sorted(places), name
+
+
+def test_a_user_message_behind_a_result_where_roles_alternate(real: Any) -> None:
+    for name in ("Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Mistral-Nemo-Instruct-2407"):
+        messages = [user("quince"), CALLS, FOUND, system("lingon"), user("sloe")]
+        text = real(name).render(messages, tools=[TOOL])
+        assert -1 < text.find("sorb") < text.find("lingon") < text.find("Done.") < text.find("sloe"), name
+
+
+def test_a_developer_message_that_a_template_leaves_out_is_the_systems(real: Any) -> None:
+    for name in ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "deepseek-ai-DeepSeek-V3.2", "Apertus-8B-Instruct"):
+        text = real(name).render([{"role": "developer", "content": "medlar"}, user("quince"), assistant("rowan")])
+        assert -1 < text.find("medlar") < text.find("quince"), name
+
+
+def test_no_text_of_several_parts_is_lost(real: Any) -> None:
+    parts = [{"type": "text", "text": text} for text in ("lingon", "ramson")]
+    for name in ("unsloth-Apriel-1.5", "unsloth-mistral-Devstral-Small-2507"):
+        for role in ("system", "user"):
+            text = real(name).render([{"role": role, "content": parts}, user("sloe")])
+            assert -1 < text.find("lingon") < text.find("ramson") < text.find("sloe"), name
+
+
 def test_developer_is_system_unless_the_template_knows_it() -> None:
     messages = [{"role": "developer", "content": "A"}, user("B")]
     assert ChatTemplate(CHATML).render(messages) == "<system>A</><user>B</>"
