@@ -182,6 +182,13 @@ class ChatApp(App[None]):
         if system is not None:
             conversation.set_parameters(replace(conversation.parameters, system=system))
 
+    def on_load(self) -> None:
+        """Let tasks begin in their turn. From Python 3.12 on, Textual has them begin at once.
+
+        A mode's first screen would then be mounted before it is on the mode's stack, which mounting reads.
+        """
+        asyncio.get_running_loop().set_task_factory(None)
+
     def on_mount(self) -> None:
         """Handle termination signals: restore the terminal and save partial answers."""
         loop = asyncio.get_running_loop()

@@ -218,3 +218,22 @@ def test_a_model_is_loaded_for_all_tabs(make_app: MakeApp) -> None:
             assert first.title_bar.model == second.title_bar.model == "other"
 
     asyncio.run(flow())
+
+
+def test_tabs_open_in_a_chat_that_runs_as_the_program_runs_it(make_app: MakeApp) -> None:
+    """Unlike run_test, run has Textual begin tasks at once from Python 3.12 on."""
+    asked: list[str] = []
+
+    async def flow(pilot: Pilot[None]) -> None:
+        await loaded(pilot)
+        await open_tab(pilot)
+        await say(pilot, "Alpha")
+        await until(pilot, lambda: len(backend.answers) == 1)
+        asked.append(row(pilot))
+        pilot.app.exit()
+
+    backend = FakeBackend()
+    app = make_app(backend)
+    app.run(headless=True, size=(100, 24), auto_pilot=flow)
+    assert app.return_code == 0
+    assert len(asked) == 1 and "2 \u25cf Alpha" in asked[0]
