@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_ssize_t, c_void_p
@@ -146,15 +147,14 @@ def open_handle(model: ModelFile, params: Any) -> Any:
 def served(file: StandardFile) -> Iterator[int]:
     """Yield a FILE* that reads a virtual file from its beginning; it is closed after the block.
 
-    The C library can make a FILE* whose reads are callbacks (fopencookie, in glibc and musl). So a model in another
-    layout needs neither a copy on disk nor a second one in memory.
+    The C libraries of Linux can make a FILE* whose reads are callbacks (fopencookie). So a model in another layout
+    needs neither a copy on disk nor a second one in memory.
 
-    An error while reading fails that read, and is raised after the block. Raises LlamaCppError if the C library has no
-    fopencookie.
+    An error while reading fails that read, and is raised after the block. Raises LlamaCppError on other systems.
     """
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "fopencookie"):
+    if sys.platform != "linux":
         raise LlamaCppError("llama.cpp can load files in this layout on Linux only.")
+    library = ctypes.CDLL(None)
     position = 0
     errors: list[BaseException] = []
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -160,8 +161,9 @@ def release_memory() -> None:
     freed memory until malloc_trim.
     """
     gc.collect()
-    with contextlib.suppress(AttributeError, OSError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_model(

@@ -147,12 +147,15 @@ def test_a_load_of_it_can_be_stopped(tmp_path: Path) -> None:
         load_model(file, OPTIONS, progress)
 
 
-def test_a_system_without_anonymous_files_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_a_system_without_files_of_callbacks_is_reported(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, own = _both(LAYOUTS["olmo3"], tmp_path)
-    monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
     with open_model(own) as file:
         standard = file.standard_file()
         assert standard is not None
+        monkeypatch.setattr("sys.platform", system)
         with pytest.raises(LlamaCppError, match="on Linux only"), served(standard):
             pass
 

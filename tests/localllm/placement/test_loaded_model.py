@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from localllm.engine.constraint import ConstraintKind
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams, fit_prompt
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.placement import loaded_model
-from localllm.placement.loaded_model import LoadedModel, load_model
+from localllm.placement.loaded_model import LoadedModel, load_model, release_memory
 from localllm.placement.memory import LEAST_TOKENS, RESERVE_BYTES, place_in_memory
 from localllm.placement.placement import Placement
 from localllm.settings import Settings
@@ -124,3 +125,19 @@ def test_a_placement_in_memory_counts_states() -> None:
         place_in_memory(Needs(2**30, 0, 2**14, fixed_states=2**30), 1024, 2**30, 4 * 2**30).checked()
     from_disk = place_in_memory(needs, LEAST_TOKENS, None, 2**30, from_disk=True)
     assert from_disk.tokens == LEAST_TOKENS and from_disk.uses[0].kv == LEAST_TOKENS * 2**14 * 4 // 3
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
+def test_only_linux_is_asked_to_take_freed_memory_back(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no library of the whole process: asking for it raises TypeError."""
+    trimmed: list[int] = []
+
+    def library(name: str | None) -> SimpleNamespace:
+        if system == "win32":
+            raise TypeError(name)
+        return SimpleNamespace(malloc_trim=trimmed.append)
+
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("ctypes.CDLL", library)
+    release_memory()
+    assert trimmed == [0] * (system == "linux")
