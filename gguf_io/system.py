@@ -602,6 +602,11 @@ def as_utf_8(data: bytes) -> bytes:
     return data
 
 
+def reader_has_left(error: OSError) -> bool:
+    """Whether writing failed because the reader of a pipe has closed it, for which Windows has no errno of its own."""
+    return isinstance(error, BrokenPipeError) or (sys.platform == "win32" and error.errno == errno.EINVAL)
+
+
 def terminal_restorer(terminal: int) -> Callable[[], None]:
     """A call that gives a terminal the modes that it has now, and discards what was typed and not read.
 

@@ -32,6 +32,10 @@ def _can_link() -> bool:
 
 CAN_LINK = _can_link()
 needs_links = pytest.mark.skipif(not CAN_LINK, reason="symbolic links cannot be made here, as on Wine")
+FULL = "/dev/full"
+needs_full_device = pytest.mark.skipif(
+    sys.platform == "win32" or not os.path.exists(FULL), reason="there is no device that is always full here"
+)
 needs_named_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
 needs_commands = pytest.mark.skipif(shutil.which("sleep") is None, reason="there are no commands ls, touch and sleep")
 needs_consoles = pytest.mark.skipif(sys.platform != "win32", reason="this system has no consoles")

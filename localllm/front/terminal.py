@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Self, TextIO
 
 from cpu_kernels import VariableError
-from gguf_io.system import obeys_escapes
+from gguf_io.system import obeys_escapes, reader_has_left
 from localllm.errors import LocalLLMError, RequestError
 from localllm.text import harmless, shortened
 
@@ -51,7 +51,7 @@ def _written() -> Iterator[None]:
         raise
     except OSError as error:
         _discard(sys.stdout)
-        if isinstance(error, BrokenPipeError):
+        if reader_has_left(error):
             raise UnreadError from error
         if error.errno in _DISK_FULL:
             raise

@@ -20,6 +20,7 @@ from localllm.engine.stream import GenerationStream
 from localllm.errors import ContextOverflowError, OutOfMemoryError
 from localllm.placement.placement import Placement
 from localllm.settings import Settings
+from tests.systems import FULL, needs_full_device
 
 COUNTS = Counts(prompt=5, cached_memory=2, cached_disk=1, generated=3, drafted=4, accepted=1, recomputed=2)
 TIMINGS = Timings(queue_s=0.25, prefill_s=0.5, decode_s=1.0, ttft_s=0.75, restore_s=0.125, drafting_s=0.25)
@@ -328,10 +329,10 @@ def test_an_engine_that_fails_exits_1(run: Callable[..., int], capsys: pytest.Ca
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full here")
+@needs_full_device
 def test_a_full_disk_is_reported_and_is_not_a_bug() -> None:
     call = [sys.executable, "-c", "from tui.main import main; main()", "list"]
-    with open("/dev/full", "wb") as full:
+    with open(FULL, "wb") as full:
         done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: The disk is full. Free some space: `localllm cache`")

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.systems import FULL, needs_full_device
+
 PROGRAM = "from localllm.__main__ import main; main()"
 COMMANDS = [
     ["list"],
@@ -16,17 +18,16 @@ COMMANDS = [
     ["show", "builtin"],
     ["config"],
 ]
-needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full here")
 
 
 def ended(arguments: list[str], code: str = PROGRAM, **streams: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", code, *arguments], text=True, check=False, **streams)  # type: ignore[call-overload,no-any-return]
 
 
-@needs_full
+@needs_full_device
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_a_full_disk(arguments: list[str]) -> None:
-    with open("/dev/full", "wb") as full:
+    with open(FULL, "wb") as full:
         done = ended(arguments, stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith("error: The disk is full. Free some space")
@@ -41,19 +42,19 @@ def test_a_reader_that_has_left(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@needs_full
+@needs_full_device
 def test_messages_that_cannot_be_written_change_nothing() -> None:
-    with open("/dev/full", "wb") as full:
+    with open(FULL, "wb") as full:
         assert ended(["show", "no-such-model"], stdout=subprocess.PIPE, stderr=full).returncode == 2
         listed = ended(["list"], stdout=subprocess.PIPE, stderr=full)
         assert ended(["list"], stdout=full, stderr=full).returncode == 2
     assert (listed.returncode, "builtin" in listed.stdout) == (0, True)
 
 
-@needs_full
+@needs_full_device
 def test_what_a_library_writes_and_does_not_flush() -> None:
     code = "import sys\nfrom localllm.front.terminal import reported_errors\nwith reported_errors():\n"
-    with open("/dev/full", "wb") as full:
+    with open(FULL, "wb") as full:
         done = ended([], f"{code}    sys.stdout.write('x')\n    sys.exit(0)", stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
 
