@@ -42,8 +42,11 @@ AXE := axe-core@4.14.1
 WINDOWS ?= /tmp/localllm-windows
 WINDOWS_TESTS ?= tests/gguf_io \
 	$(patsubst %,tests/localllm/test_%.py,packed_names remedies settings stored text text_files) \
-	$(patsubst %,tests/localllm/library/test_%.py,lookup names own_store preview) \
-	$(patsubst %,tests/localllm/cli/test_%.py,prompt show terminal) tests/localllm/wings/tools/test_confinement.py \
+	$(patsubst %,tests/localllm/library/test_%.py,listed_names lookup names own_store preview) \
+	$(patsubst %,tests/localllm/cli/test_%.py,bench_command cost_command examples launch loadtest_command plan_command) \
+	$(patsubst %,tests/localllm/cli/test_%.py,plan_remote prompt reference show simulate_command terminal) \
+	$(patsubst %,tests/localllm/cli/test_%.py,run_remote unwritable_output) \
+	$(patsubst %,tests/localllm/wings/tools/test_%.py,confinement journal) \
 	$(patsubst %,tests/tui/test_%.py,files folder sending streams)
 
 # Where Debian for arm64 is set up.
