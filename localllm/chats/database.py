@@ -66,18 +66,22 @@ def be_patient(db: sqlite3.Connection, seconds: float) -> None:
 def in_memory(source: sqlite3.Connection | Path) -> sqlite3.Connection:
     """An in-memory copy of a database that cannot be written; empty if it cannot be read either."""
     memory = sqlite3.connect(":memory:", isolation_level=None)
-    if isinstance(source, Path):
-        # immutable=1 if not even a lock file can be written. Opening a pipe would wait for its writer.
-        for mode in ("mode=ro", "immutable=1") if os.path.isfile(source) else ():
-            with contextlib.suppress(sqlite3.Error):
-                readable = sqlite3.connect(f"file:{quote(str(source))}?{mode}", uri=True)
-                with contextlib.closing(readable):
-                    readable.backup(memory)
-                break
-    else:
-        source.backup(memory)
-    _prepare(memory)
-    migrate(memory)
+    try:
+        if isinstance(source, Path):
+            # immutable=1 if not even a lock file can be written. Opening a pipe would wait for its writer.
+            for mode in ("mode=ro", "immutable=1") if os.path.isfile(source) else ():
+                with contextlib.suppress(sqlite3.Error):
+                    readable = sqlite3.connect(f"file:{quote(str(source))}?{mode}", uri=True)
+                    with contextlib.closing(readable):
+                        readable.backup(memory)
+                    break
+        else:
+            source.backup(memory)
+        _prepare(memory)
+        migrate(memory)
+    except BaseException:
+        memory.close()
+        raise
     return memory
 
 

@@ -60,7 +60,11 @@ class SessionStore:
             self.unsaved = str(error)
             with self._explained():
                 self._db = in_memory(file)
-        self._write(("DELETE FROM session WHERE deleted < ?", (time.time() - UNDO_S,)))
+        try:
+            self._write(("DELETE FROM session WHERE deleted < ?", (time.time() - UNDO_S,)))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Write pending changes if possible, and close the file. Idempotent."""
@@ -349,7 +353,7 @@ class SessionStore:
         """Write pending changes to disk and switch back to it; on failure, leave them for the next attempt."""
         self._retry_at = time.monotonic() + RETRY_S
         try:
-            disk = self._disk or connect(self.file)
+            disk = self._disk = self._disk or connect(self.file)
             self._transact(disk, self._pending)
         except SessionError as error:
             self._say_saving(str(error))

@@ -84,8 +84,8 @@ def use(path: Path) -> None:
 
 def _sessions(path: Path) -> list[int]:
     try:
-        db = sqlite3.connect(path)
-        return [row[0] for row in db.execute("SELECT id FROM session")]
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            return [row[0] for row in db.execute("SELECT id FROM session")]
     except sqlite3.Error:
         return [1]
 
