@@ -1,18 +1,18 @@
 """Kernels compiled before all tests, on all cores: else processes that need the same ones would wait for each other."""
 
 from importlib import import_module
-from itertools import chain, product
+from itertools import chain
 from pkgutil import iter_modules
 
 import cpu_kernels
 from cpu_kernels.attention import attention_kernel
-from cpu_kernels.attention_shape import WIDTHS
 from cpu_kernels.compile_children import compile_in_children
 from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
 from cpu_kernels.kernel import Kernel, _declared
 from cpu_kernels.kernel_cache import read_kernel
 from cpu_kernels.kv_types import OF_LATENTS
 from tests.cpu_kernels.test_attention_kernels import CASES
+from tests.cpu_kernels.test_latents import SHAPES
 
 
 def declared_kernels() -> list[Kernel]:
@@ -27,7 +27,7 @@ def declared_kernels() -> list[Kernel]:
 def compile_kernels() -> None:
     """Compile what is not in the cache: all kernels but those of attention that no test uses."""
     attention = [attention_kernel(*types, shape.group) for shape, types in CASES]
-    attention += [attention_kernel(kind, None, width) for kind, width in product(OF_LATENTS, WIDTHS)]
+    attention += [attention_kernel(kind, None, shape.heads) for kind in OF_LATENTS for shape in SHAPES]
     others = [kernel for kernel in declared_kernels() if not kernel.name.startswith("attention.")]
     longest_first = {kernel.name: kernel for kernel in [*attention, *others]}.values()
     missing = [kernel for kernel in longest_first if read_kernel(kernel.module, kernel.name) is None]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels import activations
 from cpu_kernels.formats.weight_format import WeightFormat
-from cpu_kernels.kernel import Kernel
+from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.records import Act, Form, Op, Step
 from gguf_io import BLOCK_TYPES, dequantize
 
@@ -105,7 +105,7 @@ def record(size: int, values: dict[int, int]) -> NDArray[np.int64]:
     return result
 
 
-def run_on_threads(kernel: Kernel, op: NDArray[np.int64], step: NDArray[np.int64], threads: int) -> None:
+def run_on_threads(kernel: Kernel | Function, op: NDArray[np.int64], step: NDArray[np.int64], threads: int) -> None:
     """Run every thread's share, one after another: the kernels have no barriers."""
     for thread in range(threads):
         kernel(address(op), address(step), thread, threads)
@@ -185,7 +185,11 @@ class Matrix:
     k: int
 
     @classmethod
-    def pack(cls, weight_format: WeightFormat, raw: NDArray[np.uint8], k: int, threads: int = 1) -> "Matrix":
+    def pack(
+        cls, weight_format: WeightFormat, raw: NDArray[np.uint8], k: int, threads: int = 1, interpreted: bool = False
+    ) -> "Matrix":
+        """interpreted: run the source of the kernel that packs, instead of compiling it."""
+        repack = weight_format.repack.make() if interpreted else weight_format.repack
         rows = len(raw)
         groups, size = rows // weight_format.group_rows, weight_format.group_bytes(k)
         packed = aligned(groups * size)
@@ -193,7 +197,7 @@ class Matrix:
         row_map = np.arange(rows, dtype=np.int32)
         group_rows = weight_format.group_rows
         op = operation(address(raw), raw.shape[1], address(packed), size, group_rows, k, address(row_map), groups)
-        run_on_threads(weight_format.repack, op, record(Step.SIZE, {}), threads)
+        run_on_threads(repack, op, record(Step.SIZE, {}), threads)
         return cls(weight_format, packed, rows, k)
 
     def embed(self, tokens: list[int], factor: float = 1.0) -> Floats:

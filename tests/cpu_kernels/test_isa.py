@@ -278,8 +278,8 @@ kernels += [kv_store.KERNELS[types, types] for types in OF_HEADS]
 kernels += [attention.attention_kernel(types, types, 4) for types in OF_HEADS]
 for name in sys.argv[1:]:
     weights = WEIGHT_FORMATS[name]
-    kernels += [weights.repack, weights.embed, weights.matmul[4]]
-    kernels += [weights.matmul[1]] if name in ("Q8_0", "Q4_K", "IQ3_S", "F16") else []
+    kernels += [weights.matmul[4]]
+    kernels += [weights.repack, weights.embed, weights.matmul[1]] if name in ("Q8_0", "Q4_K", "IQ3_S", "F16") else []
 for kernel in kernels:
     if isinstance(kernel, Kernel):
         code = compiler.compile_kernel(kernel.make(), "kernel", isa.TARGET)

@@ -74,9 +74,11 @@ KV_TYPES: tuple[KVTypes, ...] = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "f16
 FOUR_BITS: KVTypes = ("q4_0", "q4_0")
 CASES = (
     [(name, KV_TYPES[0]) for name in NAMES]
-    + [("llama", types) for types in KV_TYPES[1:]]
+    + [("llama", KV_TYPES[1])]
+    + [("llama-multi-query", types) for types in KV_TYPES[2:]]
     + [(name, KV_TYPES[1]) for name in ("gemma2", "gemma4", "deepseek2", "llama4-chunks-of-40")]
-    + [("llama", types) for types in (FOUR_BITS, ("q8_0", "q4_0"), ("q4_0", "f16"))]
+    + [("llama", FOUR_BITS)]
+    + [("llama-multi-query", types) for types in (("q8_0", "q4_0"), ("q4_0", "f16"))]
     + [(name, FOUR_BITS) for name in ("gemma2", "gemma4")]
 )
 

@@ -21,6 +21,9 @@ from tests.oracle import llama_oracle
 BYTES = {"f16": 2 * 64 + 4, "q8_0": 64 + 2 * 2, "q4_0": 32 + 2 * 2}  # per key or value of a head of 64
 MIXES = [("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0")]
 FOUR_BITS = [("q4_0", "q4_0"), ("q8_0", "q4_0")]
+# Eight query heads share a key: kernels of mixed types are compiled for them alone (test_attention_kernels).
+SHARING: dict[str, int] = {"heads": 8, "kv_heads": 1}
+SHARED = {name: replace(MODELS[name], **SHARING) for name in ("llama", "qwen3")}
 # llama.cpp rounds queries and weights to 8 bits where we use 16, so the difference is as large as the error of q8_0
 # itself: a quarter of a percent of a key's or value's largest number.
 TOLERANCE = 0.02
@@ -53,12 +56,12 @@ def tokens_of(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(MODELS["llama"], tmp_path_factory.mktemp("models") / "llama.gguf")
+    return write(SHARED["llama"], tmp_path_factory.mktemp("models") / "llama.gguf")
 
 
 @pytest.mark.parametrize("types", [("f16", "f16"), *MIXES, *FOUR_BITS])
 def test_sizes_and_identity_follow_the_types(path: Path, types: tuple[str, str]) -> None:
-    model = MODELS["llama"]
+    model = SHARED["llama"]
     runner = open_runner(path, types)
     per_token = model.layers * model.kv_heads * (BYTES[types[0]] + BYTES[types[1]])
     assert runner.info.kv_bytes_per_token == per_token
@@ -108,7 +111,7 @@ def test_the_error_for_an_unknown_type_lists_the_types(path: Path) -> None:
 @llama_oracle.needs_llama
 @pytest.mark.parametrize(("name", "types"), [*product(("llama", "qwen3"), MIXES), ("deepseek2-dense", MIXES[0])])
 def test_logits_are_llama_cpp_s_with_the_same_types(name: str, types: tuple[str, str], tmp_path: Path) -> None:
-    model: Synthetic = MODELS[name]
+    model: Synthetic = {**MODELS, **SHARED}[name]
     path = write(model, tmp_path / f"{name}.gguf")
     tokens = tokens_of(300)
     runner = open_runner(path, types)
@@ -146,7 +149,10 @@ def test_four_bits_lose_no_more_than_llama_cpp_s(name: str, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small trained model whose heads of 16 are padded with zeros to 32, which changes nothing but their size."""
+    """A small trained model whose heads of 16 are padded with zeros to 32, and the two that share a key to eight.
+
+    That changes nothing but their size and number.
+    """
     reader = gguf.GGUFReader(data_dir / "models" / "gguf" / "tinystories656K-F32.gguf")
     values = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     numbers = {name: reader.fields[f"llama.{name}"].contents() for name in NUMBERS}
@@ -155,7 +161,7 @@ def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         layers=numbers["block_count"],
         embedding=numbers["embedding_length"],
         feed_forward=numbers["feed_forward_length"],
-        heads=numbers["attention.head_count"],
+        heads=8 * numbers["attention.head_count_kv"],
         kv_heads=numbers["attention.head_count_kv"],
         head=32,
         vocabulary=len(values["token_embd.weight"]),
@@ -165,16 +171,18 @@ def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for layer in range(model.layers):
         for letter, factor in (("q", np.sqrt(np.float32(2))), ("k", np.float32(1)), ("v", np.float32(1))):
             name = f"blk.{layer}.attn_{letter}.weight"
-            values[name] = _wider(values[name]) * factor
+            values[name] = _padded(values[name], 16, 32) * factor
+            if letter == "q":
+                values[name] = _padded(values[name], 2 * 32, 8 * 32)
         name = f"blk.{layer}.attn_output.weight"
-        values[name] = np.ascontiguousarray(_wider(values[name].T).T)
+        values[name] = np.ascontiguousarray(_padded(_padded(values[name].T, 16, 32), 2 * 32, 8 * 32).T)
     return write(model, tmp_path_factory.mktemp("trained") / "trained.gguf", values=values)
 
 
-def _wider(rows: np.ndarray) -> np.ndarray:
-    """Rows of heads of 16, each followed by 16 zeros."""
-    heads = rows.reshape(-1, 16, rows.shape[1])
-    return np.concatenate([heads, np.zeros_like(heads)], axis=1).reshape(-1, rows.shape[1])
+def _padded(rows: np.ndarray, size: int, padded: int) -> np.ndarray:
+    """Rows in parts of `size`, each filled with zeros to `padded`."""
+    parts = rows.reshape(-1, size, rows.shape[1])
+    return np.pad(parts, ((0, 0), (0, padded - size), (0, 0))).reshape(-1, rows.shape[1])
 
 
 def test_perplexity_of_a_trained_model_hardly_changes(trained: Path, data_dir: Path) -> None:

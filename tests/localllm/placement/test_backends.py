@@ -181,16 +181,17 @@ def test_what_the_native_engine_turns_out_not_to_compute_goes_to_llama_cpp(
             open_runner(file, Settings(backend="native"), None)
 
 
-def test_keys_and_values_are_stored_as_the_settings_say(known: ModelFile) -> None:
+def test_keys_and_values_are_stored_as_the_settings_say(tmp_path: Path) -> None:
+    known = open_model(write(MODELS["llama-multi-query"], tmp_path / "known.gguf"))
     for settings, types in (
         (Settings(backend="native", kv_mib=16), ("f16", "f16")),
         (Settings(backend="native", kv_mib=16, kv_type_v="q8_0"), ("f16", "q8_0")),
         (Settings(backend="native", kv_mib=16, kv_type_k="q4_0", kv_type_v="q4_0"), ("q4_0", "q4_0")),
     ):
         runner, _ = open_runner(known, settings, None)
-        per_value = {"f16": 2 * 64 + 4, "q8_0": 64 + 4, "q4_0": 32 + 4}
+        per_value = {"f16": 2 * 32 + 4, "q8_0": 32 + 2, "q4_0": 16 + 2}
         assert runner.info.kv_layout.endswith(":".join(types).replace("f16", "i16"))
-        assert runner.info.kv_bytes_per_token == 2 * 2 * sum(per_value[kind] for kind in types)  # layers, heads
+        assert runner.info.kv_bytes_per_token == 2 * sum(per_value[kind] for kind in types)  # layers
         runner.close()
     request = plan_request(known, Settings(kv_type_k="q8_0"))
     assert request.kv_types == ("q8_0", None)
