@@ -311,8 +311,7 @@ def _removed(path: Path) -> bool:
         path.unlink(missing_ok=True)
     except OSError as error:
         log.info("%s stays for now: %s", path, error.strerror)
-        return False
-    return True
+    return not os.path.lexists(path)  # it may be removed only when the last program closes it
 
 
 def _unfinished(folder: Path) -> Path:

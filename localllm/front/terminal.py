@@ -64,6 +64,15 @@ def _discard(stream: TextIO) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
+def _is_unread(stream: TextIO) -> bool:
+    """Whether writing to a stream fails because its reader has left; tried with the end of a line."""
+    try:
+        os.write(stream.fileno(), b"\n")
+    except OSError as error:
+        return reader_has_left(error)
+    return False
+
+
 def note(text: str) -> None:
     """Tell the user something that is not part of the result."""
     _tell(harmless(text))
@@ -190,6 +199,8 @@ def reported_errors() -> Iterator[None]:
         sys.exit(ExitCode.REFUSED)
     except Exception as error:
         number = error.errno if isinstance(error, OSError) else None
+        if sys.platform == "win32" and number == errno.EINVAL and _is_unread(sys.stdout):  # typer's help
+            sys.exit(ExitCode.UNREAD)
         if number in _DISK_FULL:
             where = f" for {error.filename}" if isinstance(error, OSError) and error.filename else ""
             fail(f"The disk is full{where}. Free some space: `localllm cache` shows what is stored.", error)
