@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,8 @@ class ModelFile:
         self.size_bytes: int = sum(part.size for part in parts)
         self.weights_bytes: int = sum(tensor.nbytes for tensor in self.tensors.values())
         self.parameter_count: int = sum(prod(tensor.shape) for tensor in self.tensors.values())
+        self.derived: dict[object, Any] = {}
+        """What others have derived from the header and keep with the file, by keys of their own, until it is closed."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -124,7 +126,8 @@ class ModelFile:
         None makes a new one. KeyError for a name that the file does not have.
         """
         tensor = self.tensors[name]
-        rows, row_bytes = prod(tensor.shape[:-1]), tensor.type.row_bytes(tensor.shape[-1])
+        rows = prod(tensor.shape[:-1])
+        row_bytes = tensor.nbytes // rows
         count = rows - first if count is None else count
         if not 0 <= first <= first + count <= rows:
             raise IndexError(f"{name} has {rows} rows, not {first}..{first + count}")
@@ -177,6 +180,7 @@ class ModelFile:
         for part in self._parts:
             part.close()
         self._parts = []
+        self.derived.clear()
 
     def __enter__(self) -> Self:
         return self

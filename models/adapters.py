@@ -1,6 +1,6 @@
 """LoRA adapters in a program: their factors, and the operations that add their changes to matrix products."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import prod
 
@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from cpu_kernels.lora import LANES, SPAN, TILE, Factors, Table, TileField
 from cpu_kernels.memory import Arena, aligned_zeros
-from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Step
 from gguf_io.lora import OF_HEADS, OLD_OF_HEADS, TOKENS, Adapter, LoraPair
 from gguf_io.runner_info import AdapterSet
 from models.config import ModelConfig
 from models.errors import UnsupportedModelError
-from models.weights import Matrix
+from models.weights import Matrix, WeightLoader
 
 CONCURRENT = 6
 """The most products with adapters that run concurrently."""
@@ -26,13 +25,12 @@ Rows = NDArray[np.int32]
 class Adapters:
     """The adapters that a program was recorded with, by number.
 
-    bytes: of their factors in memory. reads: whether files are read; if not, factors are only counted.
+    bytes: of their factors in memory.
     """
 
-    def __init__(
-        self, adapters: Sequence[Adapter], config: ModelConfig, builder: ProgramBuilder, reads: bool = True
-    ) -> None:
-        self.loaded, self._builder, self._reads = adapters, builder, reads
+    def __init__(self, adapters: Sequence[Adapter], config: ModelConfig, loader: WeightLoader) -> None:
+        """loader: which reads the factors when it loads the weights."""
+        self.loaded, self._loader = adapters, loader
         self.bytes = 0
         self._arena = Arena()
         self._used: set[str] = set()
@@ -79,7 +77,7 @@ class Adapters:
         """
         self._slots.add((used, groups))
         room = self._most_tiles(rows * len(self.loaded))
-        return self._builder.buffer(Table.TILES + room * TileField.SIZE, np.int64)
+        return self._loader.builder.buffer(Table.TILES + room * TileField.SIZE, np.int64)
 
     def peak_bytes(self, rows: int) -> int:
         """Memory of a step of that many rows with one adapter each."""
@@ -143,33 +141,39 @@ class Adapters:
 
     def _factors(self, name: str, outputs: int, matrix: Matrix | None, factor: float) -> int:
         self._used.add(name)
-        table = np.zeros((len(self.loaded), Factors.SIZE), np.int64)
-        for row, adapter in zip(table, self.loaded, strict=True):
-            if pair := adapter.pairs.get(name):
-                row[:] = self._packed(adapter, pair, outputs, matrix, factor)
-        return self._builder.array(table)
+        rows = [
+            self._laid_out(adapter, pair, outputs, matrix, factor) if (pair := adapter.pairs.get(name)) else None
+            for adapter in self.loaded
+        ]
 
-    def _kept(self, values: NDArray[np.generic]) -> int:
-        """Address of a copy of a factor's values, if files are read."""
-        if not self._reads:
-            return self._builder.keep(values)
-        room = self._arena.zeros(values.nbytes)
-        room.view(np.float16).reshape(values.shape)[...] = values
-        return self._builder.keep(room)
+        def make() -> NDArray[np.int64]:
+            table = np.zeros((len(rows), Factors.SIZE), np.int64)
+            for row, read in zip(table, rows, strict=True):
+                if read:
+                    row[:] = read()
+            return table
 
-    def _packed(
+        return self._loader.later((len(rows), Factors.SIZE), make, np.int64).ctypes.data
+
+    def _reserve(self, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        """Memory for a factor's values."""
+        room = self._arena.zeros(2 * prod(shape))
+        self._loader.builder.keep(room)
+        self.bytes += room.nbytes
+        return room.view(np.float16).reshape(shape)
+
+    def _laid_out(
         self, adapter: Adapter, pair: LoraPair, outputs: int, matrix: Matrix | None, factor: float
-    ) -> list[int]:
-        """A row of Factors. matrix: None for token embeddings."""
+    ) -> Callable[[], list[int]]:
+        """What reads an adapter's factors and returns a row of Factors. matrix: None for token embeddings."""
         of_a, of_b, rank = pair.a.shape[:-2], pair.b.shape[:-2], pair.rank
         if matrix is not None and matrix.experts and not of_b:  # the file has the heads' rows one after the other
             of_a, of_b = ((matrix.experts,), ()) if matrix.turned else ((), (matrix.experts,))
         parts, vectors, inputs = _padded(rank) // LANES, outputs // LANES, matrix.k if matrix else pair.a.shape[0]
         shapes = (prod(of_a), parts, inputs, LANES), (prod(of_b), vectors, rank, LANES)
-        if not self._reads:
-            arrays = [np.broadcast_to(np.zeros(1, np.float16), shape) for shape in shapes]
-            exponent = 0
-        else:
+        rooms = [self._reserve(shape) for shape in shapes]
+
+        def read() -> list[int]:
             down, exponent_a = _scaled(adapter.file.dequantize(pair.a.name))
             up, exponent_b = _scaled(adapter.file.dequantize(pair.b.name))
             if matrix is None:
@@ -183,16 +187,16 @@ class Adapters:
             chosen = np.arange(up.shape[1]) if matrix is None or matrix.order is None else matrix.order
             rows[:, : len(chosen)] = np.where((chosen >= 0)[:, None], up[:, np.maximum(chosen, 0)], 0)
             tokens_first = (0, 1, 3, 2) if matrix else (0, 3, 1, 2)
-            arrays = [
-                ranks.reshape(len(down), parts, LANES, inputs).transpose(tokens_first),
-                rows.reshape(len(up), vectors, LANES, rank).swapaxes(2, 3),
-            ]
-            exponent = exponent_a + exponent_b
-        self.bytes += sum(array.nbytes for array in arrays)
-        with np.errstate(over="ignore"):
-            multiplier = np.float32(np.ldexp(adapter.factor(pair) * factor, -exponent))
-        sizes = [array.nbytes // len(array) if len(array) > 1 else 0 for array in arrays]
-        return [*map(self._kept, arrays), rank, parts, int(multiplier.view(np.int32)), *sizes, 0]
+            turned = ranks.reshape(len(down), parts, LANES, inputs).transpose(tokens_first)
+            rooms[0].reshape(turned.shape)[...] = turned
+            rooms[1][...] = rows.reshape(len(up), vectors, LANES, rank).swapaxes(2, 3)
+            with np.errstate(over="ignore"):
+                multiplier = np.float32(np.ldexp(adapter.factor(pair) * factor, -(exponent_a + exponent_b)))
+            sizes = [room.nbytes // len(room) if len(room) > 1 else 0 for room in rooms]
+            addresses = [room.ctypes.data for room in rooms]
+            return [*addresses, rank, parts, int(multiplier.view(np.int32)), *sizes, 0]
+
+        return read
 
 
 def _padded(rank: int) -> int:

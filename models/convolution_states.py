@@ -31,12 +31,8 @@ class ConvolutionStates:
         layers = np.flatnonzero(sizes.layers).tolist()
         self.pages = zeros_from_the_front((groups, len(layers), 1, group, sizes.layer_bytes))
         self._numbers = {layer: i for i, layer in enumerate(layers)}
-        self._latest = aligned_zeros((len(layers), STATE_ROWS, sizes.rows, sizes.padded), np.float32)
-
-    @property
-    def latest_bytes(self) -> int:
-        """Bytes of the kept states of a step."""
-        return self._latest.nbytes
+        self.latest = aligned_zeros((len(layers), STATE_ROWS, sizes.rows, sizes.padded), np.float32)
+        """The kept states of a step."""
 
     def arguments(self, layer: int) -> dict[str, int]:
         """Arguments of cpu_kernels.short_convolution about a layer's pages and states."""
@@ -46,7 +42,7 @@ class ConvolutionStates:
             "page_bytes": self.sizes.layer_bytes,
             "group_bytes": self.pages.strides[0],
             "places": self.group_places,
-            "states": self._latest[number].ctypes.data,
+            "states": self.latest[number].ctypes.data,
             "kept": STATE_ROWS,
         }
 
@@ -55,4 +51,4 @@ class ConvolutionStates:
         page = self.pages[group, :, 0, slot].view(np.float32).reshape(-1, self.sizes.rows, self.sizes.padded)
         for back in range(min(self.sizes.rows, position % PAGE_TOKENS + 1)):
             place = (position - back) % self.sizes.rows
-            page[:, place] = self._latest[:, row, place]
+            page[:, place] = self.latest[:, row, place]

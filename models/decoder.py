@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from cpu_kernels import activations
 from cpu_kernels.activations import SoftCap
-from cpu_kernels.kernel import release_linker
 from cpu_kernels.records import Stage
 from models.kv_pages import PageStore
 from models.layers.attention import AttentionLayers
@@ -48,7 +48,7 @@ class RecurrentLayers(Protocol):
 
 
 class DecoderRecorder:
-    """Loads a decoder's weights layer by layer and records the operations that use them."""
+    """Lays out a decoder's weights layer by layer and records the operations that use them."""
 
     inputs: "PerLayerInputs | None" = None
     _attention: "AttentionLayers | LatentLayers | None" = None
@@ -127,8 +127,6 @@ class DecoderRecorder:
             if config.images.are_read and layer < config.images.layers:
                 recording.image_inputs(1 + layer)
             recording.loader.check_all_used(config.layers, layer)
-            if layer == 0 and recording.loader.packs:  # the kernels that pack the other layers have been loaded
-                release_linker()
             if narrows and layer == config.last_stored:
                 self._narrow(layer + 1)
         self._keep_input(config.layers)
@@ -204,15 +202,15 @@ class DecoderRecorder:
         # LFM2's norm before logits has this name.
         if not loader.has("token_embd_norm.weight") or recording.architecture.norms.output == "token_embd_norm":
             return
-        added = np.zeros((1, padded(config.embedding)), np.float32)
-        by_position = loader.has("position_embd.weight")
-        if by_position:
-            added = added + loader.vectors("position_embd.weight", config.context, config.embedding)
+        by_position, rows = loader.has("position_embd.weight"), NOTHING
+        reads = [loader.vectors("position_embd.weight", config.context, config.embedding)] if by_position else []
         if loader.has("token_types.weight"):
-            kinds = loader.rows("token_types.weight")
-            added = added + loader.vectors("token_types.weight", kinds, config.embedding)[0]
-        stride = added.strides[0] if by_position else 0
-        rows = Place(recording.builder.array(added), stride) if added.any() else NOTHING
+            of_types = loader.vectors("token_types.weight", loader.rows("token_types.weight"), config.embedding)
+            reads.append(lambda: of_types()[:1])
+        if reads:
+            shape = config.context if by_position else 1, padded(config.embedding)
+            stride = 4 * shape[1] if by_position else 0
+            rows = Place(recording.later(shape, lambda: reduce(np.add, [read() for read in reads])), stride)
         recording.add_and_norm(rows, "token_embd_norm", by_position=by_position)
 
     def _logits(self) -> LogitsOperations:
@@ -220,13 +218,11 @@ class DecoderRecorder:
         builder = recording.builder
         name = "output.weight" if recording.loader.has("output.weight") else "token_embd.weight"
         output = recording.loader.matrix(name, config.vocabulary, config.embedding)
-        factor = architecture.scales.logits(config)
-        if output.scale:
-            factor *= float(recording.loader.vector(output.scale, 1)[0])
-            output = replace(output, scale="")
-        output = replace(output, name="output.weight")  # tied embeddings are changed as embeddings only
+        factor, scale = architecture.scales.logits(config), output.scale
+        # Tied embeddings are changed as embeddings only.
+        output = replace(output, name="output.weight", scale="")
         gathers = builder.stage is Stage.ALL
-        recording.norm_pack(architecture.norms.output, output, wanted=gathers, factor=factor)
+        recording.norm_pack(architecture.norms.output, output, wanted=gathers, factor=factor, scale=scale)
         bias, place = recording.bias("output.bias", config.vocabulary), Place(0, 4 * output.rows)
         before = recording.last_change
         product = recording.product(output, place, addend=bias, last=True, stage=Stage.WANTED)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from cpu_kernels.arguments import indices_of
 from cpu_kernels.matmul import Product
-from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Stage
 from cpu_kernels.threads import ThreadTeam
 from gguf_io.runner_info import LoadProgress
@@ -23,7 +22,7 @@ from models.kv_layout import KVTypes, bytes_of_tokens
 from models.kv_pages import PageStore, Sequence
 from models.layers.rope import Ropes
 from models.recording import Place, Recording, Rows
-from models.steps import Steps
+from models.steps import Steps, step_fields
 from models.weights import Matrix, WeightLoader
 
 MAX_ROWS = 64
@@ -62,12 +61,15 @@ class DraftingLayer(ABC):
     def __init__(
         self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, types: KVTypes, threads: int
     ) -> None:
-        """Prepare to record. config: of a model of which only the last layer is computed. loader: for its weights."""
+        """Prepare to record. config: of a model of which only the last layer is computed. loader: for its weights,
+        which must have been loaded before `start`.
+        """
         self.config, self._layer = config, config.layers - 1
-        self.builder = ProgramBuilder()
+        self.builder = loader.new_builder()
         self.store = PageStore(config, MAX_SEQUENCES * bytes_of_tokens(config, types, MAX_TOKENS), types)
         self._recording = Recording(self.builder, loader, config, architecture, MAX_ROWS, threads)
-        self._ropes = Ropes(self._recording, config.context)
+        self._ropes = Ropes(self._recording)
+        self._fields = step_fields(self.builder, config, MAX_ROWS, threads)
         self._joined = self._recording.rows(2 * config.embedding)
 
     @property
@@ -78,7 +80,7 @@ class DraftingLayer(ABC):
 
     def start(self, team: ThreadTeam, progress: LoadProgress | None) -> None:
         """Compile the program. Call it before the first `run`."""
-        self._steps = Steps(self.builder, team, self.config, MAX_ROWS, progress)
+        self._steps = Steps(self.builder, team, self.config, self._fields, progress)
 
     def run(self, parts: Ordered[DraftRows], ids: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Append at most MAX_ROWS rows; return the token drafted after each part's last row, and its state.

@@ -66,7 +66,7 @@ class EagleHead(DraftingLayer):
         types: KVTypes,
         threads: int,
     ) -> None:
-        """Load and record. factor: what the model's residual stream is divided by. loader: for the head's tensors.
+        """Record. factor: what the model's residual stream is divided by. loader: for the head's tensors.
 
         models_loader: for the model's tensors, which replace those that the head lacks. Raises ModelFileError for a
         head of another model, UnsupportedModelError for unusable tensors.
@@ -117,20 +117,26 @@ class EagleHead(DraftingLayer):
         AttentionLayers(recording, self.store, self._ropes, joined).record(0)
         FeedForwardLayers(recording, config.feed_forward.widths[0]).record(0)
         ids = loader.rows(_D2T) if loader.has(_D2T) else vocabulary
-        self.tokens = self._read_tokens(head, ids) if loader.has(_D2T) else None
+        self.tokens = self._tokens(head, ids) if loader.has(_D2T) else None
         own = loader if loader.has(_OUTPUT) else models_loader
         name = _OUTPUT if own.has(_OUTPUT) else _EMBEDDING
         self._record_output(own.matrix(name, ids, width), "output_norm")
         self.reaches = (ids,) if loader.has(_D2T) else reaches_of(ids)
 
-    def _read_tokens(self, head: ModelFile, count: int) -> NDArray[np.int64]:
-        """The token of each output. Raises ModelFileError for one outside the vocabulary."""
-        tokens = self._recording.loader.vector(_D2T, count)[:count].astype(np.int64)  # floats hold them exactly
-        if tokens.min() < 0 or tokens.max() >= self.config.vocabulary:
-            raise ModelFileError(
-                f"{head.path}: {_D2T} names a token outside 0..{self.config.vocabulary - 1}. Download the head again."
-            )
-        return tokens
+    def _tokens(self, head: ModelFile, count: int) -> NDArray[np.int64]:
+        """The token of each output. Loading it raises ModelFileError for one outside the vocabulary."""
+        loader, vocabulary = self._recording.loader, self.config.vocabulary
+        read = loader.vector(_D2T, count)
+
+        def make() -> NDArray[np.int64]:
+            tokens = read()[:count].astype(np.int64)  # floats hold them exactly
+            if tokens.min() < 0 or tokens.max() >= vocabulary:
+                raise ModelFileError(
+                    f"{head.path}: {_D2T} names a token outside 0..{vocabulary - 1}. Download the head again."
+                )
+            return tokens
+
+        return np.asarray(loader.later((count,), make, np.int64), np.int64)
 
 
 def choose_drafts(
@@ -153,7 +159,7 @@ def drafting_layer(
     types: KVTypes,
     threads: int,
 ) -> DraftingLayer:
-    """Load the layer of a head's file, or the model's own layer with the config `drafts`. loader: for the model."""
+    """Record the layer of a head's file, or the model's own layer with the config `drafts`. loader: for the model."""
     if isinstance(drafts, ModelConfig):
         return PredictionLayer(drafts, architecture, loader, types, threads)
     factor = architecture.scales.residual(model)

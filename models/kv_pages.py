@@ -30,6 +30,7 @@ from models.kv_layout import (
     state_bytes,
     window_page_bytes,
 )
+from models.late_memory import Move
 from models.page_arrays import LayerPages, PageArrays
 from models.sizes.convolution import ConvolutionSizes
 from models.window_pages import WindowPages
@@ -135,6 +136,23 @@ class PageStore:
         self._references = np.zeros(self.total, np.int32)
         self._free_again: list[int] = []
         self._untouched = 0
+
+    def moves_from(self, recorded: "PageStore") -> list[Move]:
+        """Moves from a store of another size, whose addresses a program was recorded with, to this one."""
+        pairs = [(old.ctypes.data, old.nbytes, new) for old, new in zip(recorded._memory, self._memory, strict=True)]
+        return [(first, first + size, memory.ctypes.data - first) for first, size, memory in pairs]
+
+    @property
+    def _memory(self) -> list[NDArray[np.generic]]:
+        """The arrays whose addresses operations have."""
+        found: list[NDArray[np.generic]] = [pages for pages, _ in self.arrays.all]
+        if self.windows:
+            found += [pages for pages, _ in self.windows.arrays.all]
+        if self.states:
+            found.append(self.states.latest)
+        if self.delta:
+            found += [self.delta.slots, self.delta.slot_of_page]
+        return found
 
     @property
     def free(self) -> int:

@@ -15,7 +15,6 @@ from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.lora import Expand
 from cpu_kernels.matmul import Product
 from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import RecordedStep
 from cpu_kernels.records import TILE_WIDTHS
 from cpu_kernels.threads import ThreadTeam
@@ -24,21 +23,14 @@ from gguf_io.errors import ModelFileError
 from gguf_io.image_rows import ImageRows, ImageSpans
 from gguf_io.lora import Adapter
 from gguf_io.runner_info import LoadProgress, RunnerInfo
-from models.adapters import Adapters
-from models.architecture import Architecture
 from models.config import ModelConfig, read_config
-from models.decoder import DecoderRecorder
-from models.eagle_head import choose_drafts, drafting_layer, layers_read
-from models.errors import refusal
-from models.kv_layout import MAX_ROWS, most_rows, stored_types, window_layers
+from models.decoder_program import DecoderProgram, decoder_program
+from models.kv_layout import MAX_ROWS
 from models.kv_pages import PageStore, Sequence
-from models.layers.rope import Ropes
 from models.packed_file import PackedWeights
-from models.recording import Recording
-from models.registry import find_architecture
 from models.self_drafts import SelfDrafts
 from models.steps import Steps, usable_threads
-from models.weights import WeightLoader, padded
+from models.weights import padded
 
 if TYPE_CHECKING:
     from models.vision.projector import NativeProjector
@@ -79,13 +71,10 @@ class NativeRunner:
         head. config: the file's sizes, if they were read already. adapters: LoRA adapters for the model, which
         sequences select by number. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
         """
-        architecture = find_architecture(file.architecture)
         self.config = config = config or read_config(file)
-        if config.attention.causal is False:
-            raise refusal(file, f"{file.architecture}.attention.causal is False: it does not generate text")
-        types = stored_types(config, kv_types)
-        chosen = choose_drafts(file, config, architecture, drafts)
-        windows = window_layers(config, architecture)
+        count = usable_threads(threads)
+        program = decoder_program(file, config, kv_types, count, drafts, adapters)
+        windows, types = program.windows, program.store.types
         self.store = PageStore(config, kv_bytes, types, windows)
         self.sequences: dict[int, Sequence] = {}
         self._latest: dict[int, tuple[int, int, int]] = {}  # by sequence, of the latest step: first row, start, stop
@@ -102,47 +91,34 @@ class NativeRunner:
             kv_layout=f"{_KV_VERSION}:{types[0]}:{types[1]}" + (f":window {windows.window}" if windows else ""),
             kv_files=file.states,
             adapter_files=tuple(one.file.states for one in adapters),
-            can_draft=chosen is not None,
+            can_draft=program.layer is not None,
             window_tokens=windows.kept if windows else 0,
             window_pages=self.store.window_share,
             stores_images=True,
         )
-        self._most_rows = most_rows(config)
-        self.team = ThreadTeam(usable_threads(threads))
+        self._most_rows = program.rows
+        self.team = ThreadTeam(count)
         try:
-            self._load(file, architecture, context or config.context, chosen, progress, ready, adapters)
+            self._load(program, context or config.context, progress, ready)
         except BaseException:
             self.team.close()
             raise
 
     def _load(
-        self,
-        file: ModelFile,
-        architecture: Architecture,
-        context: int,
-        drafts: ModelFile | ModelConfig | None,
-        progress: LoadProgress | None,
-        ready: PackedWeights | None,
-        loaded: Ordered[Adapter],
+        self, program: DecoderProgram, context: int, progress: LoadProgress | None, ready: PackedWeights | None
     ) -> None:
-        """drafts: the file of a draft head, or the sizes of the model's own drafting layer."""
-        config = self.config
-        read = layers_read(drafts, config)
+        """Load what the program reads, and give it the pages."""
+        config, loader = self.config, program.loader
         if progress is not None:
             progress("loading weights", 0.0)
-        builder = ProgramBuilder()
-        loader = WeightLoader(file, self.team, builder, progress, ready)
-        adapters = Adapters(loaded, config, builder) if loaded else None
-        recording = Recording(builder, loader, config, architecture, self._most_rows, self.team.threads, adapters)
-        self._ropes = Ropes(recording, context)
-        recorder = DecoderRecorder(recording, self.store, self._ropes, read)
+        self._ropes, self._inputs, self._logits_operations = program.ropes, program.recorder.inputs, program.logits
+        self._ropes.context = context
+        loader.load(self.team, progress, ready, self.store.moves_from(program.store))
         self._image_parts = 1 + config.images.layers if config.images.are_read else 0
-        self._logits_operations = recorder.record()
         self.drafts: SelfDrafts | None = None
-        if drafts:
-            layer = drafting_layer(drafts, config, architecture, loader, self.store.types, self.team.threads)
-            self.drafts = SelfDrafts(layer)
-            layer.start(self.team, progress)
+        if program.layer:
+            self.drafts = SelfDrafts(program.layer)
+            program.layer.start(self.team, progress)
         self.packed = loader.packed
         self.mapped_bytes = ready.bytes if ready else 0
         """Bytes of weights in mapped file pages, which the system counts as free memory."""
@@ -150,9 +126,9 @@ class NativeRunner:
         """The image encoder of the pictures for append_image; closed with the runner."""
         self.closing: list[Callable[[], None]] = []
         """Callbacks for `close`, called before the weights are released."""
-        self._inputs = recorder.inputs
-        self.steps = Steps(builder, self.team, config, self._most_rows, progress, adapters)
-        self.states = (recorder.features or recording.x).values[:, : max(len(read), 1) * config.embedding]
+        self.steps = Steps(loader.builder, self.team, config, program.fields, progress, program.adapters)
+        states = program.recorder.features or program.recording.x
+        self.states = states.values[:, : max(len(program.read), 1) * config.embedding]
         self._logits = aligned_zeros((0, self._logits_operations.width), np.float32)
         self._reserve_logits(1)
 

@@ -7,11 +7,6 @@ description of the models.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from weakref import WeakKeyDictionary
-
-import numpy as np
-from numpy.typing import NDArray
 
 from cpu_kernels.arguments import indices_of
 from cpu_kernels.kernel import Kernel
@@ -23,23 +18,14 @@ from cpu_kernels.records import Act, Form, Op
 from cpu_kernels.threads import lead, work
 from gguf_io import ModelFile
 from gguf_io.lora import Adapter
-from gguf_io.model_file import FileState
-from models.adapters import Adapters
 from models.config import ModelConfig, read_config, reading_images
-from models.decoder import DecoderRecorder
-from models.drafting_layer import MAX_ROWS as DRAFTING_ROWS
-from models.eagle_head import choose_drafts, drafting_layer, layers_read
+from models.decoder_program import DecoderProgram, keep_program
 from models.errors import UnsupportedModelError
-from models.kv_layout import most_rows, state_bytes, stored_types, window_layers, window_page_bytes
-from models.kv_pages import PageStore
-from models.layers.rope import Ropes
-from models.pooling_head import PoolingHead
-from models.recording import Recording
-from models.registry import TEXT_ENCODERS, find_architecture
+from models.kv_layout import state_bytes, window_page_bytes
 from models.self_drafts import SelfDrafts
-from models.steps import step_fields, usable_threads
-from models.text_encoder import encoder_store, rows_of_a_pass, stored_bytes
-from models.weights import Packing, WeightLoader, padded
+from models.steps import usable_threads
+from models.text_encoder import EncoderProgram
+from models.weights import padded
 
 _PACKED = int(Op.ARGUMENTS) + indices_of(Product).packed
 _FORMS = {
@@ -102,11 +88,7 @@ class NativeNeeds(Needs):
 
     def states(self, kv_bytes: int) -> int:
         """What states of recurrent layers take of a KV budget, independent of the number of tokens."""
-        return state_bytes(self.config, kv_bytes)
-
-
-_Key = tuple[tuple[str, str], int, bool | Path, tuple[FileState, ...], int | None]
-_KNOWN: WeakKeyDictionary[ModelFile, dict[_Key, NativeNeeds]] = WeakKeyDictionary()
+        return state_bytes(self.config, kv_bytes) if self.config.state else 0
 
 
 def native_needs(
@@ -121,17 +103,22 @@ def native_needs(
 
     drafts, adapters: as for NativeRunner; `row` and `logits` include neither. together: the most rows of an
     image that see each other; None without a projector.
-    Results are cached per open file and arguments. Raises UnsupportedModelError for what NativeRunner would refuse,
-    ModelFileError for incomplete metadata.
+    Results are kept with the open file, and so is the latest program, for the runner. Raises UnsupportedModelError for
+    what NativeRunner would refuse, ModelFileError for incomplete metadata.
     """
     count = usable_threads(threads)
     files = tuple(state for adapter in adapters for state in adapter.file.states)
-    known = _KNOWN.setdefault(file, {})
-    key = kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts, files, together
-    if key not in known:
+    key = NativeNeeds, kv_types, count, drafts.path if isinstance(drafts, ModelFile) else drafts, files, together
+    if key not in file.derived:
+        config = read_config(file)
+        if together is not None:
+            config = reading_images(file, config, together)
         with addressable(file):
-            known[key] = _recorded_needs(file, kv_types, count, drafts, adapters, together)
-    return known[key]
+            program = DecoderProgram(file, config, kv_types, count, drafts, adapters)
+            file.derived[key] = _needs_of(program)
+        keep_program(file, program)
+    found: NativeNeeds = file.derived[key]
+    return found
 
 
 @contextmanager
@@ -146,53 +133,31 @@ def addressable(file: ModelFile) -> Iterator[None]:
         ) from error
 
 
-def _recorded_needs(
-    file: ModelFile,
-    kv_types: tuple[str, str],
-    count: int,
-    drafts: bool | ModelFile,
-    loaded: Sequence[Adapter],
-    together: int | None,
-) -> NativeNeeds:
-    architecture, config = find_architecture(file.architecture), read_config(file)
-    if together is not None:
-        config = reading_images(file, config, together)
-    rows = most_rows(config)
-    builder = ProgramBuilder()
-    loader = HeaderLoader(file, builder)
-    types, windows = stored_types(config, kv_types), window_layers(config, architecture)
-    store = PageStore(config, 0, types, windows)
-    adapters = Adapters(loaded, config, builder, reads=False) if loaded else None
-    recording = Recording(builder, loader, config, architecture, rows, count, adapters)
-    ropes = Ropes(recording, config.context)
-    chosen = choose_drafts(file, config, architecture, drafts)
-    read = layers_read(chosen, config)
-    logits = DecoderRecorder(recording, store, ropes, read).record()
-    step_fields(builder, config, rows, count, adapters)
-    row, last = row_products(builder.operations, recording.matrices_of_row.__getitem__)
+def _needs_of(program: DecoderProgram) -> NativeNeeds:
+    config, loader, store, adapters = program.config, program.loader, program.store, program.adapters
+    row, last = row_products(loader.builder.operations, program.recording.matrices_of_row.__getitem__)
     of_adapters = adapters.bytes if adapters else 0
-    beside = adapters.peak_bytes(rows) if adapters else 0
-    if together is not None:
-        beside += 4 * rows * (1 + config.images.layers) * padded(config.embedding)  # an image's rows in a step
-    if chosen:
-        layer = drafting_layer(chosen, config, architecture, loader, store.types, count)
-        step_fields(layer.builder, layer.config, DRAFTING_ROWS, count)
+    beside = adapters.peak_bytes(program.rows) if adapters else 0
+    if config.images.are_read:
+        # An image's rows in a step.
+        beside += 4 * program.rows * (1 + config.images.layers) * padded(config.embedding)
+    if layer := program.layer:
         beside += touched_bytes(layer.builder) + layer.stored_bytes + SelfDrafts(layer).kept_bytes
-    latest = store.states.latest_bytes if store.states else 0
+    latest = store.states.latest.nbytes if store.states else 0
     return NativeNeeds(
         config=config,
         weights=loader.packed_bytes,
-        buffers=touched_bytes(builder) - loader.packed_bytes - of_adapters + latest + 4 * logits.width + beside,
+        buffers=touched_bytes(loader.builder) - of_adapters + latest + 4 * program.logits.width + beside,
         kv_per_token=store.bytes_per_token,
-        window_per_token=window_page_bytes(config, types, windows) // PAGE_TOKENS,
-        window_tokens=windows.kept if windows else 0,
-        position_bytes=ropes.position_bytes,
+        window_per_token=window_page_bytes(config, store.types, program.windows) // PAGE_TOKENS,
+        window_tokens=program.windows.kept if program.windows else 0,
+        position_bytes=program.ropes.position_bytes,
         row=row,
         logits=last,
-        operations=len(builder.operations),
+        operations=len(loader.builder.operations),
         values=config.layers * config.embedding,
-        kernels=(lead, work, *builder.kernels),
-        packers=tuple(loader.packers.values()),
+        kernels=(lead, work, *loader.builder.kernels),
+        packers=loader.packers,
         adapters=of_adapters,
     )
 
@@ -202,52 +167,13 @@ def encoder_needs(file: ModelFile, threads: int | None = None, adapters: Sequenc
 
     Raises UnsupportedModelError for what TextEncoder would refuse, ModelFileError for incomplete metadata.
     """
-    count = usable_threads(threads)
-    architecture, config = find_architecture(file.architecture, TEXT_ENCODERS), read_config(file)
-    rows = rows_of_a_pass(config)
     with addressable(file):
-        builder = ProgramBuilder()
-        loader = HeaderLoader(file, builder, words=True)
-        head = PoolingHead(file, loader, config, architecture, count)
-        store = encoder_store(config, rows)
-        loaded = Adapters(adapters, config, builder, reads=False) if adapters else None
-        recording = Recording(builder, loader, config, architecture, rows, count, loaded)
-        ropes = Ropes(recording, config.context)
-        DecoderRecorder(recording, store, ropes).record_states()
-        loader.check_all_used(config.layers)
-        if loaded:
-            loaded.check_all_used(loader.left_out)
-        step_fields(builder, config, rows, count, loaded)
-    stored = rows * (stored_bytes(config) + ropes.position_bytes)
-    beside = touched_bytes(builder) + touched_bytes(head.builder) - loader.packed_bytes
-    return Needs(loader.packed_bytes, beside + stored + (loaded.peak_bytes(rows) if loaded else 0))
-
-
-class HeaderLoader(WeightLoader):
-    """Lays out weights without reading or packing them: values are ones, and packed bytes take no memory."""
-
-    def __init__(self, file: ModelFile, builder: ProgramBuilder, *, words: bool = False) -> None:
-        super().__init__(file, None, builder, None, words=words)
-        self.sizes: list[int] = []
-        self.packers: dict[str, Kernel] = {}
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of all packed matrices, including those from the program's other files."""
-        return sum(self.sizes)
-
-    def of_file(self, file: ModelFile) -> "HeaderLoader":
-        other = HeaderLoader(file, self._builder, words=self._words)
-        other.sizes, other.packers = self.sizes, self.packers
-        return other
-
-    def _values(self, name: str) -> NDArray[np.float32]:
-        return np.ones(self._file.tensors[name].shape, np.float32)
-
-    def _stored(self, packing: Packing) -> NDArray[np.generic]:
-        self.sizes.append(packing.size)
-        self.packers[packing.format.name] = packing.format.repack
-        return np.broadcast_to(np.zeros(1, np.uint8), (packing.size,))
+        program = EncoderProgram(file, usable_threads(threads), adapters)
+    stored = program.rows * (program.stored_bytes + program.ropes.position_bytes)
+    beside = touched_bytes(program.loader.builder) + touched_bytes(program.head.builder) + stored
+    return Needs(
+        program.loader.packed_bytes, beside + (program.adapters.peak_bytes(program.rows) if program.adapters else 0)
+    )
 
 
 def touched_bytes(builder: ProgramBuilder) -> int:

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels import activations, norms
-from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from gguf_io.pooling import Pooling, pooling_of
@@ -14,7 +13,7 @@ from gguf_io.runner_info import LoadProgress
 from models.architecture import Architecture
 from models.config import ModelConfig
 from models.recording import Recording, Rows
-from models.steps import Steps
+from models.steps import Steps, step_fields
 from models.weights import Matrix, WeightLoader
 
 _ROWS = 512
@@ -36,12 +35,12 @@ class PoolingHead:
         architecture: Architecture,
         threads: int,
     ) -> None:
-        """Load the layers; call `compile` before `run`."""
+        """Record the layers; call `compile` before `run`, once the loader has loaded them."""
         scores = pooling_of(file) is Pooling.RANK
         names = [name for name in ((_INNER, _CLASSIFIER) if scores else _DENSE) if loader.has(f"{name}.weight")]
         self._softmax = scores and architecture.name == "qwen3"
         self._layers = len(names)
-        self.builder = ProgramBuilder()
+        self.builder = loader.new_builder()
         self._size = config.embedding
         if not names:
             self.width = self._size
@@ -49,6 +48,7 @@ class PoolingHead:
         outputs = [loader.rows(f"{name}.weight") for name in names]
         self._wide = wide = replace(config, joins=max(outputs), experts=None)
         recording = Recording(self.builder, loader, wide, architecture, _ROWS, threads)
+        self._fields = step_fields(self.builder, wide, _ROWS, threads)
         self._in = recording.x.values
         rows, k = recording.x, self._size
         for name, size in zip(names, outputs, strict=True):
@@ -60,7 +60,7 @@ class PoolingHead:
     def compile(self, team: ThreadTeam, progress: LoadProgress | None) -> None:
         """Compile the layers. team: must have the number of threads given at construction."""
         if self._layers:
-            self._steps = Steps(self.builder, team, self._wide, _ROWS, progress)
+            self._steps = Steps(self.builder, team, self._wide, self._fields, progress)
 
     def run(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Apply the layers to pooled rows; return float32[len(rows), width]."""

@@ -96,13 +96,13 @@ class PredictionLayer(DraftingLayer):
     def __init__(
         self, config: ModelConfig, architecture: Architecture, loader: WeightLoader, types: KVTypes, threads: int
     ) -> None:
-        """Load and record. config: from prediction_config. Raises UnsupportedModelError for unusable tensors."""
+        """Record. config: from prediction_config. Raises UnsupportedModelError for unusable tensors."""
         if architecture.name in ALONE:  # their other layers have a single sub-layer and one norm
             second = replace(architecture.norms, feed_forward=_SECOND_NORM.removesuffix(".weight"))
             architecture = replace(architecture, norms=second)
         super().__init__(config, architecture, loader, types, threads)
         self.width, self._epsilon = config.embedding, config.epsilon
-        self._norm = loader.vector(f"{architecture.norms.output}.weight", config.embedding)[: config.embedding]
+        self._norm = loader.array(f"{architecture.norms.output}.weight", config.embedding)
         self._record(architecture, loader)
 
     def prepared(self, states: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,5 +1,6 @@
 """Building blocks for recording a decoder's layers: buffers, norms, products, additions to the residual stream."""
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -143,27 +144,34 @@ class Recording:
         self.builder.keep(memory)
         return memory
 
+    def later(self, shape: tuple[int, ...], make: Callable[[], NDArray[np.generic]]) -> int:
+        """Address of a float32 array that is filled with what `make` returns when weights are loaded."""
+        return self.loader.later(shape, make).ctypes.data
+
     def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> int:
         """Load a vector into the program, reordered if an order is given; return its address."""
-        return self.builder.array(self.loader.vector(name, size, order))
+        return self.later((padded(size if order is None else len(order)),), self.loader.vector(name, size, order))
 
     def bias(self, name: str, size: int) -> Place:
         """A bias, the same for all rows, as the addend of a product; NOTHING if the file has none."""
         return Place(self.vector(name, size), 0) if self.loader.has(name) else NOTHING
 
-    def norm_pack(self, name: str | None, *matrices: Matrix, wanted: bool = False, factor: float = 1.0) -> None:
+    def norm_pack(
+        self, name: str | None, *matrices: Matrix, wanted: bool = False, factor: float = 1.0, scale: str = ""
+    ) -> None:
         """Pack x for these matrices, normalised unless name (without .weight) is None.
 
-        wanted: only rows with requested logits. factor: scales the normalised result.
+        wanted: only rows with requested logits. factor: scales the normalised result. scale: the tensor of another
+        factor, empty for none.
         """
         kernel, kind, weight, bias = activations.norm_pack, NormPack, 0, {}
         if name is not None:
             # Falcon-H1's files have a norm whose name lacks .weight.
-            weight = self._scaled(name if self.loader.has(name) else f"{name}.weight", factor)
+            weight = self._scaled(name if self.loader.has(name) else f"{name}.weight", factor, scale)
             if self.architecture.norms.layer_norm:
                 kernel, kind = norms.layer_norm_pack, LayerNormPack
                 if self.loader.has(f"{name}.bias"):
-                    bias = {"bias": self._scaled(f"{name}.bias", factor)}
+                    bias = {"bias": self._scaled(f"{name}.bias", factor, scale)}
         arguments = kind(
             x=self.x.address,
             stride=self.x.stride,
@@ -275,10 +283,9 @@ class Recording:
         self.add(matrix.format.matmul, arguments, barrier=barrier, stage=stage)
         if matrix.scale:
             count = self.loader.rows(matrix.scale)
-            factors = np.broadcast_to(self.loader.vector(matrix.scale, count)[:count], (matrix.experts,))
-            scaling = ScaleByExpert(
-                y=out.address, stride=out.stride, factors=self.builder.array(factors), segments=segments
-            )
+            read = self.loader.vector(matrix.scale, count)
+            factors = self.later((matrix.experts,), lambda: read()[:count])
+            scaling = ScaleByExpert(y=out.address, stride=out.stride, factors=factors, segments=segments)
             self._unscaled.append((sums.scale_by_expert, scaling, stage))
         if last:
             self._finish_products()
@@ -466,9 +473,15 @@ class Recording:
         )
         self.add(sums.add_rows, arguments)
 
-    def _scaled(self, name: str, factor: float) -> int:
-        with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite show in the logits
-            return self.builder.array(self.loader.vector(name, self.config.embedding) * factor)
+    def _scaled(self, name: str, factor: float, scale: str) -> int:
+        read, more = self.loader.vector(name, self.config.embedding), self.loader.vector(scale, 1) if scale else None
+
+        def make() -> NDArray[np.float32]:
+            whole = factor * float(more()[0]) if more else factor
+            with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite show in the logits
+                return read() * whole
+
+        return self.later((padded(self.config.embedding),), make)
 
 
 def forms(*matrices: Matrix) -> Form:

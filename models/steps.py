@@ -1,5 +1,6 @@
 """Runs a recorded program step by step: writes the step record, which lists the rows and their sequences."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
@@ -85,7 +86,7 @@ def step_fields(
 
 
 class Steps:
-    """Runs a program on a team of threads, step by step, for up to max_rows rows each.
+    """Runs a program on a team of threads, step by step, for up to the rows that its fields have room for.
 
     Call `place` before `run` if the program reads tokens, or keys and values of sequences.
     """
@@ -95,12 +96,11 @@ class Steps:
         builder: ProgramBuilder,
         team: ThreadTeam,
         config: ModelConfig,
-        max_rows: int,
+        fields: Mapping[Step, NDArray[np.generic]],
         progress: LoadProgress | None,
         adapters: Adapters | None = None,
     ) -> None:
-        """Compile the builder's kernels. adapters: those that the program was recorded with."""
-        fields = step_fields(builder, config, max_rows, team.threads, adapters)
+        """Compile the builder's kernels. fields: step_fields. adapters: those that the program was recorded with."""
         self._adapters = adapters
         self.program = builder.build(compiling(progress))
         release_linker()

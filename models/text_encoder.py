@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType
-from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
 from gguf_io.lora import Adapter
@@ -23,7 +22,7 @@ from models.layers.rope import Ropes
 from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
-from models.steps import Steps, usable_threads
+from models.steps import Steps, step_fields, usable_threads
 from models.weights import WeightLoader
 
 MAX_TOKENS = 2048  # per text, which is computed in one pass
@@ -31,6 +30,32 @@ MAX_TOKENS = 2048  # per text, which is computed in one pass
 # at full speed, and few enough that intermediate results stay in the caches.
 _TOGETHER = 512
 _TYPES = (KVType.I16, KVType.I16)
+
+
+class EncoderProgram:
+    """An encoder's program as it is recorded from the header: what a plan counts, and TextEncoder loads."""
+
+    def __init__(self, file: ModelFile, threads: int, adapters: Ordered[Adapter]) -> None:
+        """Raises UnsupportedModelError for what TextEncoder refuses, ModelFileError for incomplete metadata."""
+        self.architecture = architecture = find_architecture(file.architecture, TEXT_ENCODERS)
+        self.config = config = read_config(file)
+        self.rows = rows = max(min(config.context, MAX_TOKENS), _TOGETHER)  # of a pass
+        # A text takes at least a page, and only one layer uses pages at a time.
+        storing = _storing(config)
+        self.stored_bytes = kv_bytes_per_token(storing, _TYPES)  # of a token's keys and values in a pass
+        self.store = PageStore(storing, rows * PAGE_TOKENS * self.stored_bytes, _TYPES)
+        self.loader = loader = WeightLoader(file, words=True)
+        self.head = PoolingHead(file, loader, config, architecture, threads)
+        self.adapters = Adapters(adapters, config, loader) if adapters else None
+        recording = Recording(loader.builder, loader, config, architecture, rows, threads, self.adapters)
+        self.ropes = Ropes(recording)
+        recorder = DecoderRecorder(recording, self.store, self.ropes)
+        self.states = recorder.record_states().values
+        self.inputs = recorder.inputs
+        loader.check_all_used(config.layers)
+        if self.adapters:
+            self.adapters.check_all_used(loader.left_out)
+        self.fields = step_fields(loader.builder, config, rows, threads, self.adapters)
 
 
 class TextEncoder:
@@ -52,34 +77,24 @@ class TextEncoder:
         threads: None for all cores this process may use; capped at the processors it may use. adapters: LoRA adapters
         for the model. Raises UnsupportedModelError or ModelFileError before anything large is allocated.
         """
-        architecture = find_architecture(file.architecture, TEXT_ENCODERS)
-        self._config = config = read_config(file)
+        count = usable_threads(threads)
+        program = EncoderProgram(file, count, adapters)
+        self._config = config = program.config
         pooling, self._averages = pooling_of(file), averages(file)
-        causal = architecture.causal if config.attention.causal is None else config.attention.causal
+        causal = program.architecture.causal if config.attention.causal is None else config.attention.causal
         # In a causal reranker the last state has seen the whole text; otherwise the first is trained to summarize it.
         self._reads_last = pooling is Pooling.LAST or (pooling is Pooling.RANK and causal)
         self.max_tokens = min(config.context, MAX_TOKENS)
-        rows = self._rows = rows_of_a_pass(config)
-        # A text takes at least a page, and only one layer uses pages at a time.
-        self._store = encoder_store(config, rows)
-        team = self._team = ThreadTeam(usable_threads(threads))
+        self._store, self._ropes, self._head = program.store, program.ropes, program.head
+        self._states, self._inputs = program.states, program.inputs
+        team = self._team = ThreadTeam(count)
         try:
             if progress is not None:
                 progress("loading weights", 0.0)
-            builder = ProgramBuilder()
-            loader = WeightLoader(file, team, builder, progress, words=True)
-            self._head = PoolingHead(file, loader, config, architecture, team.threads)
+            loader = program.loader
+            loader.load(team, progress)
             self._head.compile(team, progress)
-            loaded = Adapters(adapters, config, builder) if adapters else None
-            recording = Recording(builder, loader, config, architecture, rows, team.threads, loaded)
-            self._ropes = Ropes(recording, config.context)
-            recorder = DecoderRecorder(recording, self._store, self._ropes)
-            self._states = recorder.record_states().values
-            loader.check_all_used(config.layers)
-            if loaded:
-                loaded.check_all_used(loader.left_out)
-            self._inputs = recorder.inputs
-            self._steps = Steps(builder, team, config, rows, progress, loaded)
+            self._steps = Steps(loader.builder, team, config, program.fields, progress, program.adapters)
         except BaseException:
             team.close()
             raise
@@ -150,24 +165,9 @@ class TextEncoder:
                 row[:] = states[first + count - 1 if self._reads_last else first]
 
 
-def encoder_store(config: ModelConfig, rows: int) -> PageStore:
-    """Pages for up to `rows` texts at once, at least one page each."""
-    return PageStore(_storing(config), rows * PAGE_TOKENS * stored_bytes(config), _TYPES)
-
-
-def stored_bytes(config: ModelConfig) -> int:
-    """Bytes of a token's keys and values in a pass."""
-    return kv_bytes_per_token(_storing(config), _TYPES)
-
-
 def _storing(config: ModelConfig) -> ModelConfig:
     """The sizes of what is stored: if all layers are alike, one layer's pages, which each overwrites in turn."""
     sizes = config.attention
     own = len(set(sizes.kv_layers)) == config.layers  # no layer reads another's keys and values
     alike = own and all(sizes.attends) and len(set(sizes.layer_heads)) == 1
     return replace(config, attention=replace(sizes, kv_layers=(0,) * config.layers)) if alike else config
-
-
-def rows_of_a_pass(config: ModelConfig) -> int:
-    """The most tokens in one pass."""
-    return max(min(config.context, MAX_TOKENS), _TOGETHER)

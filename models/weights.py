@@ -1,9 +1,14 @@
-"""Loads a file's tensors into packed matrices and padded vectors."""
+"""Lays a file's tensors out as packed matrices and padded vectors, and reads and packs them later.
+
+A program is recorded from a file's header alone, for plans as for loading: matrices get places in memory that does not
+exist yet (models.late_memory), vectors get arrays of zeros. `WeightLoader.load` then reads, packs and fills in.
+"""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import NoReturn
 
 import numpy as np
@@ -13,20 +18,25 @@ from cpu_kernels.first_touch import memory_nodes, touch
 from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
 from cpu_kernels.formats.weight_format import Repack, WeightFormat
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import operation_of
-from cpu_kernels.memory import Arena
+from cpu_kernels.kernel import Kernel, operation_of, release_linker
+from cpu_kernels.memory import ALIGNMENT, Arena, aligned_zeros
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.words import BLOCK
 from gguf_io import ModelFile, TensorInfo
 from gguf_io.model_file import SLACK_BYTES, TensorRows
+from gguf_io.runner_info import LoadProgress
 from models.errors import UnsupportedModelError, refusal
+from models.late_memory import Move, late_places, settle
 from models.packed_file import PackedWeights
 
 PORTION_BYTES = 4 << 20
 """Bytes of a matrix that are packed at once, or one group if that is larger."""
 ReadRows = Callable[[int, int], NDArray[np.uint8]]
 """Called with the first row and the number of rows; returns their bytes, [row][byte]."""
+MakeArray = Callable[[], NDArray[np.generic]]
+Read = Callable[[], NDArray[np.float32]]
+"""Reads values of a tensor whose presence and shape were checked."""
 _SCALED = "NVFP4"
 _LAYERS = ("blk.", "v.", "mm.")
 """How names of layers' weights begin, image encoders' included."""
@@ -67,13 +77,15 @@ def ordered(values: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np
 class Matrix:
     """A packed matrix of `rows` outputs (padding included) and k inputs, or one such matrix per expert.
 
-    address, groups: of groups of rows (of one expert), each of group_bytes. scale: the tensor of a factor for the whole
-    matrix, one per expert, which is not included in `packed`; empty for none. name, order: the tensor and the source of
-    each row, None for its own order. turned: of each head, the transpose of its first k rows.
+    address: a number in its place, see models.late_memory. groups: of rows (of one expert), each of group_bytes.
+    scale: the tensor of a factor for the whole matrix, one per expert, which packing does not apply; empty for none.
+    name, order: the tensor and the source of each row, None for its own order. turned: of each head, the transpose of
+    its first k rows.
     """
 
     format: WeightFormat
-    packed: NDArray[np.generic]
+    address: int
+    groups: int
     rows: int
     k: int
     group_bytes: int
@@ -82,12 +94,6 @@ class Matrix:
     name: str = ""
     order: NDArray[np.int64] | None = None
     turned: bool = False
-    address: int = field(init=False)
-    groups: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "address", self.packed.ctypes.data)
-        object.__setattr__(self, "groups", self.rows // self.format.group_rows)
 
     @property
     def expert_bytes(self) -> int:
@@ -99,67 +105,136 @@ class Matrix:
 class Packing:
     """How a matrix is packed: rows of k values, whose bytes `read` returns.
 
-    identity: what the matrix is: tensor, format, shape and order of rows. size: its bytes; group_bytes: of a group of
-    rows. portions: the source row of each packed row, -1 for zeros, of whole groups and about PORTION_BYTES at a time,
-    so that little of the file is in memory at once.
+    identity: what the matrix is: tensor, format, shape and order of rows. address: as in Matrix. size: its bytes;
+    group_bytes: of a group of rows. nbytes: of the tensor that is read. portions: the source row of each packed row, -1
+    for zeros, of whole groups and about PORTION_BYTES at a time, so that little of the file is in memory at once.
     """
 
     identity: str
+    address: int
     size: int
     format: WeightFormat
     k: int
     group_bytes: int
     read: ReadRows
+    nbytes: int
     portions: Iterator[NDArray[np.int32]]
 
 
 class WeightLoader:
-    """Reads a file's tensors and packs them on all threads of a team.
+    """Lays out a file's tensors for a program while it is recorded, and reads and packs them in `load`.
 
-    Packed weights live as long as the program that the builder makes.
+    builder: of the program that keeps alive what is read. builders: all that record operations with these weights.
     """
 
-    def __init__(
-        self,
-        file: ModelFile,
-        team: ThreadTeam | None,
-        builder: ProgramBuilder,
-        progress: Callable[[str, float], None] | None,
-        ready: PackedWeights | None = None,
-        *,
-        words: bool = False,
-    ) -> None:
-        """team: None to pack nothing. ready: matrices packed earlier; all others are packed now.
-
-        words: round layers' weights in half precision to words, if this processor multiplies those faster.
-        """
+    def __init__(self, file: ModelFile, *, words: bool = False) -> None:
+        """words: round layers' weights in half precision to words, if this processor multiplies those faster."""
         self._file = file
-        self._team = team
-        self._builder = builder
-        self._arena = Arena()
-        self._touches = team is not None and memory_nodes() > 1
-        self.buffer = np.empty(0, np.uint8)
-        self._progress = progress
-        self._loaded_bytes = 0
+        self.builder = ProgramBuilder()
+        self.builders = [self.builder]
+        self._places = late_places()
+        self._pending: deque[Packing | tuple[NDArray[np.generic], MakeArray]] = deque()
+        """What `load` packs, and the arrays that it fills."""
+        self._others: list[WeightLoader] = []
+        self._buffer = np.empty(0, np.uint8)
         self._matrices: dict[str, Matrix] = {}
         self._used = {name for name in file.tensors if name.endswith(_UNUSED)}
         self.left_out: set[str] = set()
         """Tensors that do not affect the results."""
-        self._ready = ready
         self._words = words and POLICY.multiplies_words
         self.has: Callable[[str], bool] = file.tensors.__contains__
         """Whether the file has a tensor of that name."""
+        self.packings: dict[str, Packing] = {}
+        """The matrices by identity."""
         self.packed: dict[str, NDArray[np.generic]] = {}
-        """Packed bytes by identity (tensor, format, shape and row order), as models.packed_file stores them."""
+        """Their bytes once they are loaded, as models.packed_file stores them."""
 
     def of_file(self, file: ModelFile) -> "WeightLoader":
-        """A loader for another file of the same program."""
-        return WeightLoader(file, self._team, self._builder, self._progress, words=self._words)
+        """A loader for another file of the same program, which `load` loads too."""
+        other = WeightLoader(file, words=self._words)
+        other.builder, other.builders, other._places = self.builder, self.builders, self._places
+        self._others.append(other)
+        return other
 
     @property
-    def packs(self) -> bool:
-        """Whether matrices are packed, as opposed to mapped or only counted."""
-        return self._team is not None and self._ready is None
+    def packed_bytes(self) -> int:
+        """Bytes of all packed matrices, including those from the program's other files."""
+        return sum(one.size for one in self.packings.values()) + sum(other.packed_bytes for other in self._others)
+
+    @property
+    def packers(self) -> tuple[Kernel, ...]:
+        """The kernels that pack them."""
+        formats = {one.format.name: one.format.repack for one in self.packings.values()}
+        return tuple(dict.fromkeys([*formats.values(), *(each for other in self._others for each in other.packers)]))
+
+    def load(
+        self,
+        team: ThreadTeam,
+        progress: LoadProgress | None = None,
+        ready: PackedWeights | None = None,
+        moves: Sequence[Move] = (),
+    ) -> None:
+        """Read and pack everything that was laid out, on all threads of a team, and put addresses into all operations.
+
+        ready: matrices packed earlier; all others are packed now. moves: of other memory. The file may be closed
+        afterwards.
+        """
+        found = self._load(team, progress, ready)
+        for other in self._others:
+            found += other._load(team, progress, None)
+        for builder in self.builders:
+            settle(builder, [*found, *moves])
+
+    def _load(self, team: ThreadTeam, progress: LoadProgress | None, ready: PackedWeights | None) -> list[Move]:
+        """Do what is pending; return where matrices are."""
+        if ready is None:
+            for kernel in self.packers:
+                kernel.address  # noqa: B018 - links it
+            release_linker()
+        else:
+            kept = ((name, ready.find(name, packing.size)) for name, packing in self.packings.items())
+            self.packed = {name: mapped for name, mapped in kept if mapped is not None}
+        sizes = [packing.size for name, packing in self.packings.items() if name not in self.packed]
+        room = Arena().zeros(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+        for memory in (room, *self.packed.values()):
+            self.builder.keep(memory)
+        moves, touches, done, shown = list[Move](), memory_nodes() > 1, 0, 0
+        while self._pending:
+            task = self._pending.popleft()
+            if not isinstance(task, Packing):
+                array, make = task
+                array[...] = make()
+                continue
+            packed = self.packed.get(task.identity)
+            if packed is None:
+                packed, room = room[: task.size], room[-(-task.size // ALIGNMENT) * ALIGNMENT :]
+                if touches:
+                    touch(team, packed, task.group_bytes)
+                position = 0
+                for source_rows in task.portions:
+                    position += pack_groups(team, task, source_rows, packed[position:])
+                self.packed[task.identity] = packed
+            moves.append((task.address, task.address + task.size, packed.ctypes.data - task.address))
+            del self.packings[task.identity]  # it may hold what was read
+            done += task.nbytes
+            if progress is not None and shown != (shown := 100 * done // self._file.weights_bytes):
+                progress("loading weights", min(1.0, shown / 100))
+        self._buffer = np.empty(0, np.uint8)
+        return moves
+
+    def new_builder(self) -> ProgramBuilder:
+        """A builder for another program with these weights."""
+        self.builders.append(ProgramBuilder())
+        return self.builders[-1]
+
+    def later(
+        self, shape: tuple[int, ...], make: MakeArray, dtype: type[np.generic] = np.float32
+    ) -> NDArray[np.generic]:
+        """An array of zeros that lives with the program, and which `load` fills with what `make` returns."""
+        array = aligned_zeros(shape, dtype)
+        self.builder.keep(array)
+        self._pending.append((array, make))
+        return array
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor, None if the file has none of that name."""
@@ -199,22 +274,30 @@ class WeightLoader:
             f"{self._file.path}: the tensor {name} is missing. Use another version of the model."
         )
 
-    def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+    def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> Read:
         """A one-dimensional tensor as float32, reordered if `order` is given (-1 gives 0), padded with zeros."""
         self._tensor(name, (size,))
-        values = self._values(name)
-        if order is not None:
-            values = ordered(values, order)
-        out = np.zeros(padded(len(values)), np.float32)
-        out[: len(values)] = values
-        return out
 
-    def vectors(self, name: str, count: int, size: int) -> NDArray[np.float32]:
+        def read() -> NDArray[np.float32]:
+            values = self._file.dequantize(name)
+            if order is not None:
+                values = ordered(values, order)
+            out = np.zeros(padded(len(values)), np.float32)
+            out[: len(values)] = values
+            return out
+
+        return read
+
+    def vectors(self, name: str, count: int, size: int) -> Read:
         """A tensor of count x size as float32, each vector padded with zeros; one-dimensional if count is 1."""
         self._tensor(name, (size,) if count == 1 and self.shape(name) == (size,) else (count, size))
-        out = np.zeros((count, padded(size)), np.float32)
-        out[:, :size] = self._values(name).reshape(count, size)
-        return out
+
+        def read() -> NDArray[np.float32]:
+            out = np.zeros((count, padded(size)), np.float32)
+            out[:, :size] = self._file.dequantize(name).reshape(count, size)
+            return out
+
+        return read
 
     def matrix(
         self,
@@ -242,28 +325,34 @@ class WeightLoader:
             self._matrices[name] = matrix
         return matrix
 
-    def values(self, name: str, *shape: int) -> NDArray[np.float32]:
-        """A tensor of any shape as float32, for what is computed outside of the program."""
-        self._report(self._tensor(name, shape))
-        return self._values(name)
+    def values(self, name: str, *shape: int) -> Read:
+        """A tensor of any shape as float32."""
+        self._tensor(name, shape)
+        return partial(self._file.dequantize, name)
 
-    def matrix_of(self, name: str, values: NDArray[np.float32], *, half: bool = False) -> Matrix:
-        """Pack a matrix that was computed from tensors, as floats. name: distinguishes it from others.
+    def array(self, name: str, *shape: int) -> NDArray[np.float32]:
+        """A tensor of any shape, for what is computed outside of the program: zeros until `load`."""
+        return np.asarray(self.later(shape, self.values(name, *shape)), np.float32)
+
+    def matrix_of(self, name: str, rows: int, k: int, make: Read, *, half: bool = False) -> Matrix:
+        """Pack a matrix that `make` computes from tensors, as floats. name: distinguishes it from others.
 
         half: in half precision, unless the tensor of that name is stored in single precision.
         """
-        rows, k = values.shape
         kind = "F16" if half and self._file.tensors[name].type.name != "F32" else "F32"
-        stored = np.ascontiguousarray(values, np.float16 if kind == "F16" else np.float32)
-        read = lambda low, count: stored[low : low + count].view(np.uint8)  # noqa: E731 - as above
+
+        @cache
+        def raw() -> NDArray[np.uint8]:
+            stored = np.ascontiguousarray(make(), np.float16 if kind == "F16" else np.float32)
+            return stored.view(np.uint8).reshape(rows, -1)
+
         words = kind == "F16" and self._words and k % BLOCK == 0
         weight_format = (WORD_FORMATS if words else WEIGHT_FORMATS)[kind]
-        return self._pack_rows(f"{name} computed", weight_format, read, None, rows, k, 0)
+        return self._pack_rows(f"{name} computed", weight_format, lambda low, count: raw()[low : low + count], rows, k)
 
     def rows_in_file(self, name: str, rows: int, k: int) -> tuple[TensorRows, WeightFormat]:
         """A reader of the rows of a rows x k tensor, which stay in the file, and the format to pack them in."""
         tensor = self._tensor(name, (rows, k))
-        self._report(tensor)
         return self._file.rows(name), self._format_of(tensor)
 
     def heads_of(self, name: str, heads: int, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
@@ -286,8 +375,7 @@ class WeightLoader:
 
         weight_format = WEIGHT_FORMATS["F32" if dtype is np.float32 else "F16"]
         read = lambda low, rows: raw()[low : low + rows]  # noqa: E731 - its types follow from the parameter
-        matrix = self._pack_rows(f"{name} turned", weight_format, read, None, k, count, heads)
-        self._report(tensor)
+        matrix = self._pack_rows(f"{name} turned", weight_format, read, k, count, experts=heads, nbytes=tensor.nbytes)
         return replace(matrix, name=name, turned=True)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
@@ -312,17 +400,17 @@ class WeightLoader:
         widen: bool = False,
     ) -> Matrix:
         def read(low: int, count: int) -> NDArray[np.uint8]:
-            room = count * tensor.type.row_bytes(k) + SLACK_BYTES
-            if len(self.buffer) < room:
-                self.buffer = np.empty(room, np.uint8)
-            return self._file.data(tensor.name, low, count, self.buffer)
+            room = count * row_bytes + SLACK_BYTES
+            if len(self._buffer) < room:
+                self._buffer = np.empty(room, np.uint8)
+            return self._file.data(tensor.name, low, count, self._buffer)
 
         def read_wide(low: int, count: int) -> NDArray[np.uint8]:
             found = np.zeros((count, tensor.type.row_bytes(wide)), np.uint8)
-            found[:, : tensor.type.row_bytes(k)] = read(low, count)
+            found[:, :row_bytes] = read(low, count)
             return found
 
-        weight_format, wide = self._format_of(tensor), k
+        weight_format, wide, row_bytes = self._format_of(tensor), k, tensor.nbytes // (rows * max(experts, 1))
         # Token embeddings are also read one by one, and stay exact.
         if self._words and tensor.name.startswith(_LAYERS) and tensor.type.name in WORD_FORMATS:
             if widen:
@@ -330,76 +418,44 @@ class WeightLoader:
             if wide % BLOCK == 0:
                 weight_format = WORD_FORMATS[tensor.type.name]
         reader = read if wide == k else read_wide
-        matrix = self._pack_rows(tensor.name, weight_format, reader, order, rows, wide, experts)
-        self._report(tensor)
-        return matrix
+        return self._pack_rows(
+            tensor.name, weight_format, reader, rows, wide, order=order, experts=experts, nbytes=tensor.nbytes
+        )
 
     def _pack_rows(
         self,
         name: str,
         weight_format: WeightFormat,
         read: ReadRows,
-        order: NDArray[np.int64] | None,
         rows: int,
         k: int,
-        experts: int,
+        *,
+        order: NDArray[np.int64] | None = None,
+        experts: int = 0,
+        nbytes: int = 0,
     ) -> Matrix:
-        """Pack rows of k values, whose bytes `read` returns. name: part of the identity. order: as for `matrix`."""
+        """Lay out rows of k values, whose bytes `read` returns. name: part of the identity. order: as for `matrix`.
+
+        nbytes: of the tensor that is read.
+        """
         count = rows if order is None else len(order)
         padded_rows = padded(count)
         groups = padded_rows * max(experts, 1) // weight_format.group_rows
         group_bytes = _group_bytes(weight_format, k)
-        size = groups * group_bytes
         placed = "" if order is None else hashlib.sha256(np.ascontiguousarray(order, np.int64).data).hexdigest()[:32]
         identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{placed}"
-        packed = self.packed.get(identity)  # a key tensor that also serves as value tensor is packed once
-        if packed is None:
+        packing = self.packings.get(identity)  # a key tensor that also serves as value tensor is packed once
+        if packing is None:
             together = max(1, PORTION_BYTES // group_bytes) * weight_format.group_rows
             portions = _portions(order, rows, experts, together)
-            packed = self._stored(Packing(identity, size, weight_format, k, group_bytes, read, portions))
-            self._builder.keep(packed)
-            self.packed[identity] = packed
+            sizes = groups * group_bytes, weight_format, k, group_bytes
+            packing = Packing(identity, next(self._places), *sizes, read, nbytes, portions)
+            self.packings[identity] = packing
+            self._pending.append(packing)
         scale = f"{name.removesuffix('weight')}scale" if weight_format.name == _SCALED else ""
-        return Matrix(weight_format, packed, padded_rows, k, group_bytes, experts, scale if self.has(scale) else "")
-
-    def _values(self, name: str) -> NDArray[np.float32]:
-        """A tensor's values."""
-        return self._file.dequantize(name)
-
-    def _stored(self, packing: Packing) -> NDArray[np.generic]:
-        """A packed matrix: one that was packed earlier, or its portions packed now, one after the other."""
-        ready = self._ready.find(packing.identity, packing.size) if self._ready else None
-        if ready is not None:
-            return ready
-        packed, position = self._arena.zeros(packing.size), 0
-        assert self._team is not None
-        if self._touches:
-            touch(self._team, packed, packing.group_bytes)
-        for source_rows in packing.portions:
-            position += self._pack_groups(packed[position:], packing, source_rows)
-        return packed
-
-    def _pack_groups(self, target: NDArray[np.generic], packing: Packing, source_rows: NDArray[np.int32]) -> int:
-        """Pack a few groups of rows into the beginning of `target`, and return their bytes."""
-        weight_format, k = packing.format, packing.k
-        groups = len(source_rows) // weight_format.group_rows
-        present = source_rows[source_rows >= 0]
-        low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
-        source = packing.read(low, high - low)
-        places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
-        arguments = Repack(
-            source=source.ctypes.data,
-            row_bytes=source.shape[1],
-            packed=target.ctypes.data,
-            group_bytes=packing.group_bytes,
-            group_rows=weight_format.group_rows,
-            k=k,
-            rows=places.ctypes.data,
-            groups=groups,
-        )
-        assert self._team is not None
-        self._team.run_kernel(weight_format.repack, operation_of(weight_format.repack, arguments))
-        return groups * packing.group_bytes
+        scale = scale if self.has(scale) else ""
+        of_one = padded_rows // weight_format.group_rows
+        return Matrix(weight_format, packing.address, of_one, padded_rows, k, group_bytes, experts, scale)
 
     def _format_of(self, tensor: TensorInfo) -> WeightFormat:
         """The format that a tensor is packed in. Raises UnsupportedModelError for a type without kernels."""
@@ -410,10 +466,27 @@ class WeightLoader:
             )
         return found
 
-    def _report(self, tensor: TensorInfo) -> None:
-        self._loaded_bytes += tensor.nbytes
-        if self._progress is not None:
-            self._progress("loading weights", min(1.0, self._loaded_bytes / self._file.weights_bytes))
+
+def pack_groups(team: ThreadTeam, packing: Packing, source_rows: NDArray[np.int32], target: NDArray[np.generic]) -> int:
+    """Pack a few groups of a matrix's rows into the beginning of `target`, and return their bytes."""
+    weight_format = packing.format
+    groups = len(source_rows) // weight_format.group_rows
+    present = source_rows[source_rows >= 0]
+    low, high = (int(present.min()), int(present.max()) + 1) if len(present) else (0, 1)
+    source = packing.read(low, high - low)
+    places = np.where(source_rows >= 0, source_rows - low, -1).astype(np.int32)
+    arguments = Repack(
+        source=source.ctypes.data,
+        row_bytes=source.shape[1],
+        packed=target.ctypes.data,
+        group_bytes=packing.group_bytes,
+        group_rows=weight_format.group_rows,
+        k=packing.k,
+        rows=places.ctypes.data,
+        groups=groups,
+    )
+    team.run_kernel(weight_format.repack, operation_of(weight_format.repack, arguments))
+    return groups * packing.group_bytes
 
 
 @cache

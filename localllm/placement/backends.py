@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cpu_kernels.kernel import compile_all
 from cpu_kernels.limits import available_memory
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from gpu_offload.devices import Device
     from localllm.placement.llama import LlamaRequest
     from models.native_runner import NativeRunner
+    from models.needs import NativeNeeds
     from models.packed_file import PackedWeights
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,8 @@ def place(
     if placed.backend == "llama":
         return place_on_gpus(file, settings, placed.reason, room, (gpus or gpus_here)(), beside, dry_run=True)
     if not placed.uses:
-        return _placed_natively(file, settings, placed.reason, room, draft, beside, kv_tokens, held)  # raises
+        parts = _native_parts(file, settings, draft)  # raises
+        return _placed_natively(file, settings, parts, placed.reason, room, beside, kv_tokens, held)
     return placed
 
 
@@ -128,8 +131,9 @@ def _chosen(
     """The backend. The native engine's bytes are placed too, unless its header turns out to be unsupported."""
     refuse_as_model(file)
     chosen = Placement("native", "chosen by the backend setting", settings=settings)
+    parts = cache(partial(_native_parts, file, settings, draft))
     if settings.backend == "auto":
-        chosen = automatic_choice(settings, lambda: _native_lacks(file, settings, draft))
+        chosen = automatic_choice(settings, lambda: _native_lacks(file, parts))
     elif settings.backend == "llama":
         chosen = replace(chosen, backend="llama")
     if chosen.backend == "native":
@@ -140,7 +144,7 @@ def _chosen(
                 remedy="Leave that out, or choose llama.cpp with --backend llama.",
             )
         with suppress(UnsupportedModelError):  # reported when it is opened
-            chosen = _placed_natively(file, settings, chosen.reason, room, draft, beside, kv_tokens, held)
+            chosen = _placed_natively(file, settings, parts(), chosen.reason, room, beside, kv_tokens, held)
     if chosen.backend == "llama":
         refuse_head_on_llama(draft, chosen.reason)
     return chosen
@@ -176,32 +180,44 @@ def place_draft(draft: ModelFile | None, settings: Settings, room: int, gpus: "G
     return place(model, alone, room=room, gpus=near)
 
 
+class _NativeParts(NamedTuple):
+    """What the native engine takes for a model and its projector. types: of stored keys and values."""
+
+    needs: "NativeNeeds"
+    types: tuple[str, str]
+    projector: Path | None
+    projector_bytes: int
+
+
+def _native_parts(file: ModelFile, settings: Settings, draft: ModelFile | None) -> _NativeParts:
+    """Raises UnsupportedModelError for what the native engine cannot compute."""
+    from models.needs import native_needs
+
+    types, projector = native_kv_types(file, settings.kv_types), projector_of(file, settings.mmproj)
+    together, projector_bytes = _projector_needs(projector, settings.threads)
+    drafts = native_drafts(settings, draft)
+    with open_adapters(settings.lora, file) as adapters:
+        needs = native_needs(file, types, settings.threads, drafts, adapters, together)
+    return _NativeParts(needs, types, projector, projector_bytes)
+
+
 def _placed_natively(
     file: ModelFile,
     settings: Settings,
+    parts: _NativeParts,
     reason: str,
     room: int,
-    draft: ModelFile | None,
     beside: Placement | None,
     kv_tokens: int | None,
     held: int,
 ) -> Placement:
-    """The native engine's placement; llama.cpp's without sizes, if that fits into main memory and this does not.
-
-    Raises UnsupportedModelError.
-    """
-    from models.needs import native_needs
-
-    types, projector = native_kv_types(file, settings.kv_types), projector_of(file, settings.mmproj)
-    drafts = native_drafts(settings, draft)
-    together, projector_bytes = _projector_needs(projector, settings.threads)
-    with open_adapters(settings.lora, file) as adapters:
-        needs = native_needs(file, types, settings.threads, drafts, adapters, together)
+    """The native engine's placement; llama.cpp's without sizes, if that fits into main memory and this does not."""
+    needs, types = parts.needs, parts.types
     budget = None if settings.kv_mib is None else settings.kv_mib * 2**20
     if kv_tokens is not None:
         budget = needs.kv(kv_tokens)
     context = context_limit(file, settings.ctx) or trained_context(file)
-    other = (beside.main_bytes if beside else 0) + needs.adapters + projector_bytes
+    other = (beside.main_bytes if beside else 0) + needs.adapters + parts.projector_bytes
     placed = place_in_memory(needs, context, budget, room, other=other)
     if placed.problem:
         more = "\nThe setting from_disk lets a part of the weights stay on the disk, which is slow."
@@ -215,7 +231,7 @@ def _placed_natively(
         if settings.from_disk:
             placed = place_in_memory(needs, context, budget, room, other=other, from_disk=True)
     options = LlamaOptions(
-        context_tokens=context, type_k=types[0], type_v=types[1], threads=settings.threads, mmproj=projector
+        context_tokens=context, type_k=types[0], type_v=types[1], threads=settings.threads, mmproj=parts.projector
     )
     return replace(
         placed,
@@ -383,18 +399,12 @@ def automatic_choice(settings: Settings, native_lacks: Callable[[], str]) -> Pla
     return chosen("native", "llama.cpp sees no GPU")
 
 
-def _native_lacks(file: ModelFile, settings: Settings, draft: ModelFile | None) -> str:
+def _native_lacks(file: ModelFile, parts: Callable[[], _NativeParts]) -> str:
     """Why the native engine cannot compute the model, "" if its header shows no reason."""
-    from models.needs import native_needs
-
     if file.architecture not in ARCHITECTURES:
         return f"the native engine does not know the architecture {file.architecture!r}"
-    projector = projector_of(file, settings.mmproj)
     try:
-        types, drafts = native_kv_types(file, settings.kv_types), native_drafts(settings, draft)
-        together, _ = _projector_needs(projector, settings.threads)
-        with open_adapters(settings.lora, file) as adapters:
-            native_needs(file, types, settings.threads, drafts, adapters, together)
+        parts()
     except UnsupportedModelError as error:
         return f"the native engine cannot: {error.message}"
     return ""

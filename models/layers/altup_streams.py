@@ -135,17 +135,17 @@ class AltUpStreams:
         embedding, others = self._recording.config.embedding, self._count - 1
         together = self._recording.loader.matrix(name, embedding, embedding, experts=others)
         size = together.expert_bytes
-        return [replace(together, packed=together.packed[i * size : (i + 1) * size], experts=0) for i in range(others)]
+        return [replace(together, address=together.address + i * size, experts=0) for i in range(others)]
 
     def _router(self, layer: int) -> int:
         """Address of the router's rows, multiplied by the weights of the norm before it and divided by the width."""
         recording, prefix = self._recording, f"blk.{layer}.altup_router"
         embedding = recording.config.embedding
         norm = recording.loader.vector(f"{prefix}_norm.weight", embedding)
-        rows = recording.loader.vectors(f"{prefix}.weight", self._count, embedding) * norm
+        rows = recording.loader.vectors(f"{prefix}.weight", self._count, embedding)
         width = -(-embedding // 16) * 16
-        return recording.builder.array(np.asarray(rows / embedding, np.float32)[:, :width])
+        return recording.later((self._count, width), lambda: (rows() * norm() / embedding)[:, :width])
 
     def _coefficients(self, name: str, count: int) -> int:
-        recording = self._recording
-        return recording.builder.array(recording.loader.vectors(name, count, self._count)[:, : self._count])
+        read = self._recording.loader.vectors(name, count, self._count)
+        return self._recording.later((count, self._count), lambda: read()[:, : self._count])

@@ -12,7 +12,7 @@ from models.kv_pages import PageStore
 from models.layers.rope import NO_ROPE, Ropes, pair_order
 from models.recording import NOTHING, Place, Recording, Rows
 from models.sizes.attention import Heads
-from models.weights import Matrix, filled, repeated
+from models.weights import Matrix, filled, padded, repeated
 
 _LOG2E = math.log2(math.e)
 _GATES = "attn_gate.weight"
@@ -306,7 +306,8 @@ class AttentionLayers:
         name = prefix + "attn_sinks.weight"
         if not self._recording.loader.has(name):
             return 0
-        return self._recording.builder.array(self._recording.loader.vector(name, heads) * _LOG2E)
+        read = self._recording.loader.vector(name, heads)
+        return self._recording.later((padded(heads),), lambda: read() * _LOG2E)
 
     def _output(self, prefix: str, rows: _HeadRows) -> None:
         recording, heads = self._recording, rows.heads

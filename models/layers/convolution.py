@@ -27,20 +27,18 @@ class Layers:
     def record(self, layer: int) -> None:
         """Add convolution(norm(x)) to x."""
         recording, prefix = self._recording, f"blk.{layer}."
-        loader, builder = recording.loader, recording.builder
-        width, reach = recording.config.embedding, self._reach
+        loader, width, reach = recording.loader, recording.config.embedding, self._reach
         inwards = loader.matrix(prefix + "shortconv.in_proj.weight", _PARTS * width, width, self._order)
         recording.norm_pack(prefix + "attn_norm", inwards)
         recording.product(inwards, self._rows.place, last=True)
-        weights = np.zeros((reach, self._width), np.float32)
-        weights[:, :width] = loader.vectors(prefix + "shortconv.conv.weight", width, reach)[:, :reach].T
+        read, more = loader.vectors(prefix + "shortconv.conv.weight", width, reach), self._width - width
         recording.add(
             short_convolution,
             ShortConvolution(
                 rows=self._rows.address,
                 stride=self._rows.stride,
                 width_bytes=4 * self._width,
-                weights=builder.array(weights),
+                weights=recording.later((reach, self._width), lambda: np.pad(read()[:, :reach].T, ((0, 0), (0, more)))),
                 reach=reach,
                 vectors=self._width // 16,
                 **self._states.arguments(layer),

@@ -55,9 +55,8 @@ class Layers:
             *(sizes.reach, self._across, self._between),
         )
         shape[Shape.GROUP_PAGES :] = states.places
-        gates = np.zeros((heads, 2), np.float32)
-        gates[:, 0] = loader.vector(prefix + "ssm_dt.bias", heads)[self._heads.reshape(-1)]
-        gates[:, 1] = loader.vector(prefix + "ssm_a", heads)[self._heads.reshape(-1)] * _LOG2E
+        order = self._heads.reshape(-1)
+        biases, rates = loader.vector(prefix + "ssm_dt.bias", heads), loader.vector(prefix + "ssm_a", heads)
         recording.add(
             delta_net,
             DeltaNet(
@@ -71,9 +70,11 @@ class Layers:
                 beta=self._beta.address,
                 alpha=self._alpha.address,
                 beta_stride=self._beta.stride,
-                constants=builder.array(gates),
-                convolution=builder.array(self._convolution(prefix)),
-                norm=builder.array(loader.vector(prefix + "ssm_norm.weight", size, self._order(np.zeros(1, np.int64)))),
+                constants=recording.later(
+                    (heads, 2), lambda: np.stack([biases()[order], rates()[order] * _LOG2E], axis=1)
+                ),
+                convolution=self._convolution(prefix),
+                norm=recording.vector(prefix + "ssm_norm.weight", size, self._order(np.zeros(1, np.int64))),
                 factors=self._constants,
                 out=self._out.address,
                 out_stride=self._out.stride,
@@ -128,8 +129,8 @@ class Layers:
         """Source indices of the values of padded heads that begin at `firsts`, -1 for padding."""
         return repeated(filled(self._sizes.head_size, self._sizes.padded), firsts)
 
-    def _convolution(self, prefix: str) -> NDArray[np.float32]:
-        """Weights of the reach input rows, the oldest first, each in the order of our rows."""
+    def _convolution(self, prefix: str) -> int:
+        """Address of the weights of the reach input rows, the oldest first, each in the order of our rows."""
         reach, order = self._sizes.reach, self._order(self._heads_of_rows * self._sizes.head_size)
-        weights = self._recording.loader.vectors(prefix + "ssm_conv1d.weight", self._width, reach)[:, :reach]
-        return ordered(weights.T, order)
+        read = self._recording.loader.vectors(prefix + "ssm_conv1d.weight", self._width, reach)
+        return self._recording.later((reach, len(order)), lambda: ordered(read()[:, :reach].T, order))

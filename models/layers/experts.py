@@ -10,7 +10,7 @@ from models.architecture import Activation, Gating
 from models.errors import UnsupportedModelError
 from models.layers.feed_forward import KINDS, FeedForwardLayers, feed_forward_norm
 from models.recording import NOTHING, Recording, Rows, forms, packed_activations
-from models.weights import Matrix
+from models.weights import Matrix, padded
 
 
 class ExpertLayers:
@@ -122,7 +122,8 @@ class ExpertLayers:
             latents.append(recording.loader.matrix(f"{prefix}ffn_latent_down.weight", self._width, config.embedding))
         if self._beside:
             scale = recording.loader.vector(prefix + "ffn_gate_inp.scale", config.embedding)
-            weight = recording.builder.array(scale * np.float32(config.embedding**-0.5))
+            root = np.float32(config.embedding**-0.5)
+            weight = recording.later((padded(config.embedding),), lambda: scale() * root)
             recording.pack(recording.x.place, router, weight=weight)
         else:
             recording.norm_pack(norm, router, *latents)
@@ -241,6 +242,7 @@ class ExpertLayers:
         recording = self._recording
         if not recording.loader.has(name):
             return
-        biases = recording.builder.array(recording.loader.vectors(name, self._sizes.count, size))
+        read = recording.loader.vectors(name, self._sizes.count, size)
+        biases = recording.later((self._sizes.count, padded(size)), read)
         arguments = sums.AddExpertBias(y=rows.address, stride=rows.stride, biases=biases, segments=self._segments)
         recording.add(sums.add_expert_bias, arguments, stage=Stage.EXPERT)

@@ -9,7 +9,7 @@ from cpu_kernels.kda import KdaShape, KimiDelta, kda
 from models.kv_pages import PageStore
 from models.recording import Place, Recording, Rows
 from models.sizes.kda import KdaSizes
-from models.weights import filled, padded, repeated
+from models.weights import Read, filled, padded, repeated
 
 _LOG2E = math.log2(math.e)
 _PARTS = "qkv"
@@ -41,8 +41,7 @@ class Layers:
         shape = np.zeros(int(KdaShape.COUNT), np.int64)
         shape[: KdaShape.REACH + 1] = sizes.heads, sizes.padded, sizes.head_size, sizes.reach
         shape[KdaShape.GROUP_PAGES :] = states.places
-        biases = loader.vector(prefix + "ssm_dt.bias", sizes.inner, self._order)
-        norm = loader.vector(prefix + "ssm_norm.weight", sizes.head_size, filled(sizes.head_size, sizes.padded))
+        rates, of_head = self._values(prefix + "ssm_a", 1, sizes.heads), filled(sizes.head_size, sizes.padded)
         recording.add(
             kda,
             KimiDelta(
@@ -58,10 +57,10 @@ class Layers:
                 gates_stride=self._gates.stride,
                 beta=self._beta.address,
                 beta_stride=self._beta.stride,
-                biases=builder.array(biases),
-                rates=builder.array(self._values(prefix + "ssm_a", 1, sizes.heads).reshape(-1) * np.float32(_LOG2E)),
-                convolution=builder.array(self._convolution(prefix)),
-                norm=builder.array(norm),
+                biases=recording.vector(prefix + "ssm_dt.bias", sizes.inner, self._order),
+                rates=recording.later((sizes.heads,), lambda: rates().reshape(-1) * np.float32(_LOG2E)),
+                convolution=self._convolution(prefix),
+                norm=recording.vector(prefix + "ssm_norm.weight", sizes.head_size, of_head),
                 factors=self._factors,
                 out=self._out.address,
                 out_stride=self._out.stride,
@@ -97,18 +96,23 @@ class Layers:
             recording.pack(low.place, matrix)
             recording.product(matrix, out_rows.place, last=True)
 
-    def _convolution(self, prefix: str) -> NDArray[np.float32]:
-        """Weights [head][row, the oldest first][query, key, value]."""
+    def _convolution(self, prefix: str) -> int:
+        """Address of the weights [head][row, the oldest first][query, key, value]."""
         sizes = self._sizes
-        weights = np.zeros((sizes.heads, sizes.reach, len(_PARTS), sizes.padded), np.float32)
-        for number, part in enumerate(_PARTS):
-            stored = self._values(f"{prefix}ssm_conv1d_{part}.weight", sizes.inner, sizes.reach)
-            by_head = stored.reshape(sizes.heads, sizes.head_size, sizes.reach)
-            weights[:, :, number, : sizes.head_size] = by_head.swapaxes(1, 2)
-        return weights
+        reads = [self._values(f"{prefix}ssm_conv1d_{part}.weight", sizes.inner, sizes.reach) for part in _PARTS]
+        shape = sizes.heads, sizes.reach, len(_PARTS), sizes.padded
 
-    def _values(self, name: str, *shape: int) -> NDArray[np.float32]:
+        def make() -> NDArray[np.float32]:
+            weights = np.zeros(shape, np.float32)
+            for number, read in enumerate(reads):
+                by_head = read().reshape(sizes.heads, sizes.head_size, sizes.reach)
+                weights[:, :, number, : sizes.head_size] = by_head.swapaxes(1, 2)
+            return weights
+
+        return self._recording.later(shape, make)
+
+    def _values(self, name: str, *shape: int) -> Read:
         """A tensor whose file may have further dimensions of 1."""
         loader, stored = self._recording.loader, self._recording.loader.shape(name) or ()
         alike = [size for size in stored if size > 1] == [size for size in shape if size > 1]
-        return loader.values(name, *(stored if alike else shape)).reshape(shape)
+        return loader.values(name, *(stored if alike else shape))

@@ -113,7 +113,7 @@ class PerLayerInputs:
         recording.product(matrix, self._projected.place, last=True)
         # Dividing the norm's input by sqrt(width) is equivalent to a larger epsilon.
         scale = config.embedding / recording.architecture.scales.residual(config) ** 2
-        weight = recording.loader.vector("per_layer_proj_norm.weight", self._width) * np.float32(_HALF)
+        read = recording.loader.vector("per_layer_proj_norm.weight", self._width)
         recording.add(
             layer_inputs.layer_inputs,
             layer_inputs.LayerInputs(
@@ -126,7 +126,7 @@ class PerLayerInputs:
                 layers=last - first,
                 width=self._width,
                 padded=self._padded,
-                weight=builder.array(weight),
+                weight=recording.later((self._padded,), lambda: read() * np.float32(_HALF)),
                 epsilon=builder.scalar(config.epsilon * scale),
             ),
         )

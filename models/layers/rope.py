@@ -5,7 +5,7 @@ with a ramp between, and sharpens attention. Llama 3 and longrope files have a t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,13 @@ from models.kv_layout import MAX_ROWS
 from models.recording import Recording
 from models.sizes.attention import Heads
 from models.sizes.rope import QueryGrowth, RopeScaling
-from models.weights import WeightLoader
+from models.weights import Read, WeightLoader
 
 _FIRST_POSITIONS = 4096
 _BLOCK_POSITIONS = 256
 _ROTATIONS = 2 * math.pi
+# Frequency factors for every context, and for those up to the original one and beyond it.
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 GLOBAL_ROPE, LOCAL_ROPE, NO_ROPE, QUERY_ROPE = range(4)
 """Tables in a step record: the usual one, one for sliding-window layers, one without rotation, growing queries."""
 
@@ -143,13 +145,13 @@ class RopeTable:
 class Ropes:
     """A model's tables, and which of them each layer uses."""
 
-    def __init__(self, recording: Recording, context: int) -> None:
-        """context: the longest context that will be used.
-
-        Raises UnsupportedModelError for unusable factors, and for heads of two sizes where other tables than the two
+    def __init__(self, recording: Recording) -> None:
+        """Raises UnsupportedModelError for missing factors, and for heads of two sizes where other tables than the two
         usual ones are needed.
         """
         config, architecture = recording.config, recording.architecture
+        self.context = config.context
+        """The longest context that will be used; set it before weights are loaded, since factors may depend on it."""
         rotation, scaling = architecture.rotation, config.rope.scaling
         layers = range(config.layers)
         base = config.rope.window_base or rotation.window_base or config.rope.base
@@ -161,8 +163,15 @@ class Ropes:
         two_sizes = (of_all.padded, of_all.rope_size) != (of_window.padded, of_window.rope_size)
         self._local = any(slides) and (two_sizes or windowed != (config.rope.base, scaling))
         self._components = rotation.components(config.rope.sections, of_all.rope_size // 2)
-        factors = _factors(of_all, scaling, recording.loader, context)
-        radians = frequencies(of_all.rope_size, config.rope.base, scaling, factors)
+        factors = self._factors(of_all.rope_size // 2, scaling, recording.loader)
+        radians = np.asarray(
+            recording.loader.later(
+                (of_all.rope_size // 2,),
+                lambda: frequencies(of_all.rope_size, config.rope.base, scaling, factors()),
+                np.float64,
+            ),
+            np.float64,
+        )
         self._tables = {GLOBAL_ROPE: RopeTable(of_all, radians, magnitude(rotation.scaling(scaling)))}
         if self._local:
             local = frequencies(of_window.rope_size, *windowed, None)
@@ -216,15 +225,26 @@ class Ropes:
         assert len(firsts) == 1  # all tables have grown alike
         return np.arange(turns.shape[1], dtype=np.int32) + firsts.pop()
 
+    def _factors(
+        self, pairs: int, scaling: RopeScaling, loader: WeightLoader
+    ) -> Callable[[], NDArray[np.float32] | None]:
+        """What reads the file's frequency factors for the context, if any. Both raise UnsupportedModelError."""
+        reads = {name: loader.vector(name, pairs) for name in _FACTORS if loader.has(name)}
 
-def _factors(heads: Heads, scaling: RopeScaling, loader: WeightLoader, context: int) -> NDArray[np.float32] | None:
-    """The file's frequency factors for this context length, if any. Raises UnsupportedModelError."""
-    pairs = heads.rope_size // 2
-    length = "long" if context > scaling.original_context else "short"
-    names = ("rope_freqs.weight", f"rope_factors_{length}.weight")
-    factors = next((loader.vector(name, pairs)[:pairs] for name in names if loader.has(name)), None)
-    if scaling.kind == "longrope" and factors is None:
-        raise UnsupportedModelError("The model uses longrope scaling but has no tensor with its factors.")
-    if factors is not None and not (np.isfinite(factors).all() and factors.all()):
-        raise UnsupportedModelError("The model's RoPE factors are not all finite and non-zero. Download it again.")
-    return factors
+        def chosen() -> Read | None:
+            everywhere, short, long = map(reads.get, _FACTORS)
+            found = everywhere or (long if self.context > scaling.original_context else short)
+            if scaling.kind == "longrope" and not found:
+                raise UnsupportedModelError("The model uses longrope scaling but has no tensor with its factors.")
+            return found
+
+        def read() -> NDArray[np.float32] | None:
+            factors = values()[:pairs] if (values := chosen()) else None
+            if factors is not None and not (np.isfinite(factors).all() and factors.all()):
+                raise UnsupportedModelError(
+                    "The model's RoPE factors are not all finite and non-zero. Download it again."
+                )
+            return factors
+
+        chosen()
+        return read

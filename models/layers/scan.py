@@ -76,8 +76,8 @@ class Layers:
                 stride=self._rows.stride,
                 gates=gates,
                 dt=gates + 4 * sizes.heads * sizes.padded_head,
-                constants=builder.array(self._constants(prefix)),
-                convolution=builder.array(self._convolution(prefix)),
+                constants=self._constants(prefix),
+                convolution=self._convolution(prefix),
                 convolution_stride=4 * len(self._order),
                 out=self._out.address,
                 out_stride=self._out.stride,
@@ -88,12 +88,11 @@ class Layers:
             recording.pack(self._out.place, outwards)
             return outwards
         size = sizes.inner // sizes.groups
-        weight = np.zeros(sizes.inner + 16, np.float32)
-        weight[:-16] = recording.loader.vectors(prefix + "ssm_norm.weight", sizes.groups, size)[:, :size].reshape(-1)
+        read = recording.loader.vectors(prefix + "ssm_norm.weight", sizes.groups, size)
         arguments = NormGroupsPack(
             x=self._out.address,
             stride=self._out.stride,
-            weight=builder.array(weight),
+            weight=recording.later((sizes.inner + 16,), lambda: np.pad(read()[:, :size].reshape(-1), (0, 16))),
             size=size,
             parts=sizes.groups,
             forms=outwards.format.form,
@@ -103,21 +102,31 @@ class Layers:
         recording.add(norm_groups_pack, arguments, barrier=Barrier.MANY_ROWS)
         return outwards
 
-    def _constants(self, prefix: str) -> NDArray[np.float32]:
-        """For each head the bias of dt, A in base 2, D, and padding."""
+    def _constants(self, prefix: str) -> int:
+        """Address of the bias of dt, A in base 2, D, and padding, of each head."""
         loader, heads = self._recording.loader, self._sizes.heads
-        constants = np.zeros((heads, 4), np.float32)
-        constants[:, 0] = loader.vector(prefix + "ssm_dt.bias", heads)[:heads]
-        constants[:, 1] = loader.vectors(prefix + "ssm_a", heads, 1)[:, 0] * _LOG2E
-        constants[:, 2] = loader.vectors(prefix + "ssm_d", heads, 1)[:, 0]
-        return constants
+        biases = loader.vector(prefix + "ssm_dt.bias", heads)
+        rates, direct = (loader.vectors(prefix + name, heads, 1) for name in ("ssm_a", "ssm_d"))
 
-    def _convolution(self, prefix: str) -> NDArray[np.float32]:
-        """Weights of the reach input rows, the oldest first, then biases: each in the order of our rows."""
-        loader, reach, order = self._recording.loader, self._sizes.reach, self._order
-        weights = np.zeros((self._convolved, reach + 1), np.float32)
-        weights[:, :reach] = loader.vectors(prefix + "ssm_conv1d.weight", self._convolved, reach)[:, :reach]
-        bias = prefix + "ssm_conv1d.bias"
-        if loader.has(bias):
-            weights[:, reach] = loader.vector(bias, self._convolved)[: self._convolved]
-        return ordered(weights.T, order)
+        def make() -> NDArray[np.float32]:
+            constants = np.zeros((heads, 4), np.float32)
+            constants[:, 0], constants[:, 2] = biases()[:heads], direct()[:, 0]
+            constants[:, 1] = rates()[:, 0] * _LOG2E
+            return constants
+
+        return self._recording.later((heads, 4), make)
+
+    def _convolution(self, prefix: str) -> int:
+        """Address of the weights of the reach input rows, the oldest first, then biases: in the order of our rows."""
+        loader, reach, order, count = self._recording.loader, self._sizes.reach, self._order, self._convolved
+        read, bias = loader.vectors(prefix + "ssm_conv1d.weight", count, reach), prefix + "ssm_conv1d.bias"
+        biases = loader.vector(bias, count) if loader.has(bias) else None
+
+        def make() -> NDArray[np.float32]:
+            weights = np.zeros((count, reach + 1), np.float32)
+            weights[:, :reach] = read()[:, :reach]
+            if biases:
+                weights[:, reach] = biases()[:count]
+            return ordered(weights.T, order)
+
+        return self._recording.later((reach + 1, len(order)), make)

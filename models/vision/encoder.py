@@ -8,7 +8,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Step
 from cpu_kernels.threads import ThreadTeam
 from gguf_io import ModelFile
@@ -16,7 +15,7 @@ from gguf_io.pictures import DEFAULT_BUDGET, Budget
 from gguf_io.runner_info import LoadProgress
 from gguf_io.sounds import Samples
 from models.errors import UnsupportedModelError, kernels_needed
-from models.needs import HeaderLoader, Needs, addressable, touched_bytes
+from models.needs import Needs, addressable, touched_bytes
 from models.steps import compiling, usable_threads
 from models.vision.config import projector_kind, sound_kind
 from models.vision.family import EncoderFamily, Passes, Progress, Rows
@@ -62,11 +61,11 @@ class ImageEncoder:
         try:
             if progress is not None:
                 progress("loading the image encoder", 0.0)
-            builder = ProgramBuilder()
-            loader = WeightLoader(file, team, builder, progress, words=True)
-            fields = _record(family, self.sound, loader, builder, team.threads)
+            loader = WeightLoader(file, words=True)
+            fields = _record(family, self.sound, loader, team.threads)
             with kernels_needed():
-                program = builder.build(compiling(progress))
+                loader.load(team, progress)
+                program = loader.builder.build(compiling(progress))
         except BaseException:
             team.close()
             raise
@@ -131,12 +130,10 @@ def vision_needs(file: ModelFile, threads: int | None = None) -> Needs:
 
     Raises as open_encoder does.
     """
-    family, builder = _family_of(file), ProgramBuilder()
+    family, loader = _family_of(file), WeightLoader(file, words=True)
     with addressable(file):
-        loader = HeaderLoader(file, builder, words=True)
-        _record(family, _sound_of(file), loader, builder, usable_threads(threads))
-    beside = touched_bytes(builder) - loader.packed_bytes
-    return Needs(loader.packed_bytes, beside + family.picture_bytes)
+        _record(family, _sound_of(file), loader, usable_threads(threads))
+    return Needs(loader.packed_bytes, touched_bytes(loader.builder) + family.picture_bytes)
 
 
 def _family_of(file: ModelFile) -> EncoderFamily:
@@ -156,18 +153,18 @@ def _sound_of(file: ModelFile) -> Gemma4Sound | None:
 
 
 def _record(
-    family: EncoderFamily, sound: Gemma4Sound | None, loader: WeightLoader, builder: ProgramBuilder, threads: int
+    family: EncoderFamily, sound: Gemma4Sound | None, loader: WeightLoader, threads: int
 ) -> dict[Step, NDArray[np.generic]]:
     """Record a family's program; return the arrays of its step record."""
     longest = max(family.longest, FRAME if sound else 0)
-    recording = VisionRecording(builder, loader, family.pass_rows, longest, threads)
+    recording = VisionRecording(loader, family.pass_rows, longest, threads)
     family.record(loader, recording)
     if sound:
         sound.record(loader, recording)
     for start in _SOUND:
         loader.leave_out(*loader.names(start))
     loader.check_all_used(0)
-    return family.new_fields(builder, threads)
+    return family.new_fields(loader.builder, threads)
 
 
 def _layout(family: EncoderFamily, width: int, height: int, budget: Budget = DEFAULT_BUDGET) -> ImageLayout:

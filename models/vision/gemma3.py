@@ -45,11 +45,12 @@ class Gemma3(EncoderFamily):
     def record(self, loader: WeightLoader, recording: VisionRecording) -> None:
         config = self.config
         self._patches = record_patches(loader, recording, config)
-        self._positions = loader.values(_POSITIONS, self._across**2, config.width)
+        self._positions = loader.array(_POSITIONS, self._across**2, config.width)
         self._tower.record(recording)
         self._norm = record_norm(recording, "v.post_ln", config)
         # Stored with a row for each input, unlike other matrices.
-        matrix = loader.matrix_of(_PROJECTION, loader.values(_PROJECTION, config.width, self.width).T.copy())
+        read = loader.values(_PROJECTION, config.width, self.width)
+        matrix = loader.matrix_of(_PROJECTION, self.width, config.width, lambda: read().T)
         source, target = recording.rows(config.width), recording.rows(self.width)
         weight = recording.vector("mm.soft_emb_norm.weight", config.width)
         with recording.part() as part:

@@ -48,7 +48,7 @@ class Gemma4Unified(EncoderFamily):
 
     def record(self, loader: WeightLoader, recording: VisionRecording) -> None:
         config = self.config
-        self._table = loader.values(POSITIONS, 2, self._positions, config.width)
+        self._table = loader.array(POSITIONS, 2, self._positions, config.width)
         dense = loader.matrix("v.patch_embd.weight", config.width, self._pixels)
         projection = loader.matrix(PROJECTION, self.width, config.width)
         self._in, self._x = recording.rows(self._pixels), recording.rows(config.width)

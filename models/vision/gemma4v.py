@@ -66,11 +66,11 @@ class Gemma4(EncoderFamily):
         for layer, name in product(range(self.config.layers), _NORMS):
             if not loader.has(f"v.blk.{layer}.{name}.weight"):
                 loader.refuse_missing(f"v.blk.{layer}.{name}.weight")
-        self._table = loader.values(POSITIONS, 2, self._positions, width)
+        self._table = loader.array(POSITIONS, 2, self._positions, width)
         self._patches = record_patches(loader, recording, self.config)
         self._tower.record(recording)
-        self._bias = loader.values(_BIAS, width) if loader.has(_BIAS) else np.zeros(width, np.float32)
-        self._scale = loader.values(_SCALE, width) if loader.has(_BIAS) else np.ones(width, np.float32)
+        self._bias = loader.array(_BIAS, width) if loader.has(_BIAS) else np.zeros(width, np.float32)
+        self._scale = loader.array(_SCALE, width) if loader.has(_BIAS) else np.ones(width, np.float32)
         weight = recording.ones(width)
         self._project = record_linear(
             loader, recording, PROJECTION.removesuffix(".weight"), self.width, width, weight, self.config.epsilon

@@ -74,7 +74,7 @@ class Pixtral(EncoderFamily):
             self._norm = needed_norm(recording, _NORM, config, rms=True)
             self._merger = record_linear(loader, recording, _MERGER, config.width, config.merge**2 * config.width)
         self._project = record_mlp(loader, recording, _LAYERS, config.width)
-        self._break = loader.values(_BREAK, self.width)
+        self._break = loader.array(_BREAK, self.width)
 
     def work(self, layout: ImageLayout) -> float:
         tokens = math.prod(layout.resized) / self._unit**2

@@ -74,7 +74,7 @@ class Qwen(EncoderFamily):
         self._table: Rows | None = None
         if config.kind == "qwen3vl_merger":
             self._across = round((loader.shape(_POSITIONS) or (0,))[0] ** 0.5)
-            self._table = loader.values(_POSITIONS, self._across**2, config.width)
+            self._table = loader.array(_POSITIONS, self._across**2, config.width)
         self._first = record_norm(recording, "v.pre_ln", config, rms=self._rms)
         self._tower.record(recording)
         self._last = needed_norm(recording, "v.post_ln", config, rms=self._rms)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from cpu_kernels import activations, norms, sums
 from cpu_kernels.activations import GatePack, LimitRows
 from cpu_kernels.norms import AddNorm, LayerNormPack, NormHeads, NormRows
-from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.records import Barrier
 from cpu_kernels.sums import AddRows
 from models.errors import UnsupportedModelError
@@ -43,11 +42,9 @@ class VisionRecording:
     max_rows: of a pass. longest: values of the longest input row of any matrix product.
     """
 
-    def __init__(
-        self, builder: ProgramBuilder, loader: WeightLoader, max_rows: int, longest: int, threads: int
-    ) -> None:
-        self.builder, self.loader, self.max_rows = builder, loader, max_rows
-        self._packed = packed_activations(builder, max_rows, longest, threads)
+    def __init__(self, loader: WeightLoader, max_rows: int, longest: int, threads: int) -> None:
+        self.builder, self.loader, self.max_rows = loader.builder, loader, max_rows
+        self._packed = packed_activations(self.builder, max_rows, longest, threads)
 
     @contextmanager
     def part(self) -> Iterator[OperationRange]:
@@ -62,7 +59,8 @@ class VisionRecording:
 
     def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> int:
         """Load a vector, reordered if an order is given; return its address."""
-        return self.builder.array(self.loader.vector(name, size, order))
+        shape = (padded(size if order is None else len(order)),)
+        return self.loader.later(shape, self.loader.vector(name, size, order)).ctypes.data
 
     def bias(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> Place:
         """A bias as the addend of a product; NOTHING if the file has none."""
@@ -102,7 +100,7 @@ class VisionRecording:
         if not self.loader.has(f"{name}.{side}_max"):
             return 0
         ends = [self.loader.values(f"{name}.{side}_{end}", 1) for end in ("min", "max")]
-        return self.builder.array(np.concatenate(ends))
+        return self.loader.later((2,), lambda: np.concatenate([read() for read in ends])).ctypes.data
 
     def pack(self, rows: Place, *matrices: Matrix, weight: int = 0, epsilon: float = 0.0, limits: int = 0) -> None:
         """Pack rows for these matrices, normalised by RMSNorm with the weights at an address unless it is 0."""

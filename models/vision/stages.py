@@ -46,10 +46,11 @@ class RowStage:
 
 def record_patches(loader: WeightLoader, recording: VisionRecording, config: VisionConfig, *more: str) -> RowStage:
     """The convolution of patches, with the sum of several kernels if more names are given: from pixels to rows."""
-    shape = config.width, 3, config.patch, config.patch
-    kernel = sum((loader.values(name, *shape) for name in more), loader.values(PATCHES, *shape))
-    pixels = kernel[0].size
-    matrix = loader.matrix_of(PATCHES, np.ascontiguousarray(kernel.reshape(config.width, pixels)))
+    pixels = 3 * config.patch**2
+    reads = [loader.values(name, config.width, 3, config.patch, config.patch) for name in (PATCHES, *more)]
+    matrix = loader.matrix_of(
+        PATCHES, config.width, pixels, lambda: np.add.reduce([read() for read in reads]).reshape(config.width, pixels)
+    )
     source, target = recording.rows(pixels), recording.rows(config.width)
     with recording.part() as part:
         recording.pack(source.place, matrix)

@@ -265,15 +265,13 @@ class Tower:
         if not loader.has(factors):
             matrix = loader.matrix(f"{name}.weight", width, k, widen=widen)
             return matrix, recording.bias(f"{name}.bias", width)
-        scale = loader.values(factors, width)
-        matrix = loader.matrix_of(
-            f"{name}.weight", loader.values(f"{name}.weight", width, k) * scale[:, None], half=True
-        )
+        scale, read = loader.values(factors, width), loader.values(f"{name}.weight", width, k)
+        matrix = loader.matrix_of(f"{name}.weight", width, k, lambda: read() * scale()[:, None], half=True)
         if not loader.has(f"{name}.bias"):
             return matrix, NOTHING
-        bias = np.zeros(padded(width), np.float32)
-        bias[:width] = loader.values(f"{name}.bias", width) * scale
-        return matrix, Place(recording.builder.array(bias), 0)
+        addend, more = loader.values(f"{name}.bias", width), padded(width) - width
+        bias = loader.later((padded(width),), lambda: np.pad(addend() * scale(), (0, more)))
+        return matrix, Place(bias.ctypes.data, 0)
 
     def _add(self, recording: VisionRecording, norm: str) -> None:
         """x += a sub-layer's output, normalised if the file has a norm of that name."""

@@ -42,8 +42,8 @@ class Vit(EncoderFamily):
     def record(self, loader: WeightLoader, recording: VisionRecording) -> None:
         config = self.config
         self._patches = record_patches(loader, recording, config)
-        self._positions = loader.values(POSITIONS, self.across**2 + self._has_class, config.width)
-        self._class = loader.values(_CLASS, config.width) if self._has_class else None
+        self._positions = loader.array(POSITIONS, self.across**2 + self._has_class, config.width)
+        self._class = loader.array(_CLASS, config.width) if self._has_class else None
         self._first = record_norm(recording, "v.pre_ln", config, rms=self._tower.style.rms)
         self._tower.record(recording)
         self._last = record_norm(recording, "v.post_ln", config, rms=self._tower.style.rms)

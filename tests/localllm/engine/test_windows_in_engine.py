@@ -13,7 +13,7 @@ from gguf_io import open_model
 from localllm.engine.disk_cache import DiskCache
 from localllm.engine.engine import Engine
 from localllm.engine.request import GenerationRequest, SamplingParams
-from models import native_runner
+from models import decoder_program
 from models.native_runner import NativeRunner
 from models.needs import native_needs
 from tests.fakes.fake_vocabulary import FakeVocabulary
@@ -61,7 +61,7 @@ def runner(path: Path) -> Iterator[Counting]:
 def reference(path: Path) -> Iterator[NativeRunner]:
     """The same model with all keys and values kept."""
     with pytest.MonkeyPatch.context() as patch, open_model(path) as file:
-        patch.setattr(native_runner, "window_layers", unlimited)
+        patch.setattr(decoder_program, "window_layers", unlimited)
         runner = NativeRunner(file, kv_bytes=64 << 20)
     yield runner
     runner.close()
