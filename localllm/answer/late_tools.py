@@ -37,6 +37,11 @@ def definitions(tools: Sequence[Tool]) -> str:
     return "\n".join([said, *(json.dumps(ordered(tool), ensure_ascii=False) for tool in tools)])
 
 
+def withdrawn(names: Sequence[str]) -> str:
+    """What the model reads of tools that are gone."""
+    return f"No longer to be called: {', '.join(names)}."
+
+
 @dataclass(frozen=True, slots=True)
 class ToolHistory:
     """The tools of a conversation so far.
@@ -56,7 +61,7 @@ class ToolHistory:
         added = [tool for name, tool in tools.items() if tool != self.offered.get(name)]
         lost = [name for name in self.offered if name not in tools]
         told = [definitions(added)] if added else []
-        told += [f"No longer to be called: {', '.join(lost)}."] if lost else []
+        told += [withdrawn(lost)] if lost else []
         return replace(self, offered=tools, changes=(*self.changes, (at, "\n".join(told))))
 
     def told(self, messages: Sequence[Message]) -> list[Message]:

@@ -401,7 +401,7 @@ class ToolFunction(Body):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
 
 
 class OpenAITool(Body):

@@ -4,14 +4,14 @@ Features that only the cloud has (its own tools, files stored there) are left ou
 cannot reach the model is replaced by a note that the model reads.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from localllm.answer.late_tools import definitions
+from localllm.answer.late_tools import definitions, name_of, withdrawn
 from localllm.answer.request import AnswerRequest, PinnedStart
 from localllm.server.anthropic.client_tools import known
 from localllm.server.bodies import Body, Extensions, NamedBody, Object, Objects, note_ignored, shown
@@ -99,10 +99,12 @@ def messages_request(body: MessagesBody) -> AnswerRequest:
     """Convert a body. Decodes images: call it off the event loop. Raises ApiError 400, PictureError."""
     fields = body.request_fields(body.stop_sequences) | {"max_tokens": body.max_tokens}
     choice = body.tool_choice or {}
+    found = conversation(body)
+    if choice.get("type") == "none":
+        found["allowed"] = ()  # the prompt stays as it is
     return AnswerRequest(
-        **conversation(body),
+        **found,
         **fields | {"pins": _pins(body)},
-        allowed=() if choice.get("type") == "none" else None,  # the prompt stays as it is
         tool_choice=_tool_choice(choice),
         one_call=bool(choice.get("disable_parallel_tool_use")),
         format=_format(body),
@@ -150,11 +152,17 @@ def conversation(body: CountBody) -> Object:
     system = _system(body.system)
     found: list[Object] = [{"role": "system", "content": system}] if system else []
     listed, deferred = _tools(body)
-    loading = _Loading(deferred, {tool.name for tool in body.tools or []})
+    loading = _Loading(listed, deferred, {tool.name for tool in body.tools or []})
     for message in body.messages:
         found += _messages(message, loading)
-    described = list(loading.loaded)
-    return {"messages": found, "tools": [*listed, *loading.loaded.values()], "described": described, **_thinking(body)}
+    tools, removed = [*listed, *loading.added.values()], loading.removed
+    return {
+        "messages": found,
+        "tools": tools,
+        "described": list(loading.added),
+        "allowed": {name_of(tool) for tool in tools} - removed if removed else None,
+        **_thinking(body),
+    }
 
 
 def _tools(body: CountBody) -> tuple[list[Object], dict[str, Object]]:
@@ -168,9 +176,7 @@ def _tools(body: CountBody) -> tuple[list[Object], dict[str, Object]]:
     searched = any((tool.type or "").startswith(_HOSTED_SEARCH) for tool in offered)
     listed: list[Object] = []
     deferred: dict[str, Object] = {}
-    for tool in filter(_is_described, offered):
-        if not tool.name:
-            raise ApiError(400, "a tool needs a name")
+    for tool in map(_named, filter(_is_described, offered)):
         if tool.defer_loading and not searched and tool.name != choice.get("name"):
             deferred[tool.name] = _tool(tool)
         else:
@@ -179,25 +185,28 @@ def _tools(body: CountBody) -> tuple[list[Object], dict[str, Object]]:
 
 
 class _Loading:
-    """Writes the definitions of deferred tools where a conversation first refers to them, or has the result of a call.
+    """Follows which tools a conversation offers, and writes what changes where it changes.
 
-    loaded: by name, in order.
+    Deferred tools are defined where the conversation first refers to them, adds them, or has the result of a call.
+    added: tools that are not in the prompt's list, by name. removed: names of tools that are offered no longer.
     """
 
-    def __init__(self, deferred: Mapping[str, Object], known: Collection[str]) -> None:
+    def __init__(self, listed: Sequence[Object], deferred: Mapping[str, Object], known: Collection[str]) -> None:
         """known: the names of all tools."""
-        self._deferred, self._known = deferred, known
+        self._tools = {**deferred, **{name_of(tool): tool for tool in listed}}
+        self._waiting = {*deferred}
+        self._known = known
         self._called: dict[str, str] = {}  # names of tools by ids of calls
-        self.loaded: dict[str, Object] = {}
+        self.added: dict[str, Object] = {}
+        self.removed: set[str] = set()
 
     def block(self, block: Object) -> Object:
         """A block with the references in it as text. A further reference to the same tool is only its name."""
         kind, content = block.get("type"), block.get("content")
         if kind == "tool_reference":
-            name = str(block.get("tool_name") or "")
-            if name not in self._known:
-                note_ignored(f"reference to the tool {shown(name)}, which the request does not have")
-            return text_part(self._definition(name) or name)
+            return text_part(self._referred(block.get("tool_name")))
+        if kind in ("tool_addition", "tool_removal") and (told := self._changed(kind, block.get("tool"))):
+            return text_part(told)
         if kind == "tool_use":
             self._called[str(block.get("id"))] = str(block.get("name"))
         if isinstance(content, list):
@@ -206,12 +215,55 @@ class _Loading:
             block = {**block, "content": [*_blocks(block.get("content")), text_part(defined)]}
         return block
 
+    def _changed(self, kind: str, tool: Any) -> str:
+        """What the model reads of a tool_addition or tool_removal; "" for tools that only Anthropic can offer."""
+        told = tool if isinstance(tool, dict) else {}
+        if told.get("type") == "tool_reference" and kind == "tool_addition":
+            return self._referred(told.get("name"))
+        if told.get("type") == "tool_reference":
+            name = str(told.get("name"))
+            self.removed |= {name} & (self._tools.keys() - self._waiting)
+            return withdrawn([name])
+        if told.get("type") == "tool_definition" and kind == "tool_addition":
+            defined = _defined(told.get("definition"))
+            if _is_described(defined):
+                if defined.name not in self._tools:
+                    self._tools[defined.name] = _tool(defined)
+                    self._waiting.add(defined.name)
+                return self._definition(defined.name) or defined.name
+        return ""
+
+    def _referred(self, given: Any) -> str:
+        name = str(given or "")
+        if name not in self._known and name not in self._tools:
+            note_ignored(f"reference to the tool {shown(name)}, which the request does not have")
+        return self._definition(name) or name
+
     def _definition(self, name: str) -> str:
-        """The definition of a deferred tool, which is loaded; "" if it is loaded already or not deferred."""
-        if name not in self._deferred or name in self.loaded:
+        """The definition of a tool that is offered from here on; "" if it is already, or there is none."""
+        if name in self._waiting:
+            self._waiting.discard(name)
+            self.added[name] = self._tools[name]
+        elif name in self.removed:
+            self.removed.discard(name)
+        else:
             return ""
-        self.loaded[name] = self._deferred[name]
-        return definitions([self.loaded[name]])
+        return definitions([self._tools[name]])
+
+
+def _defined(given: Any) -> AnthropicTool:
+    """The tool of a tool_definition. Raises ApiError 400."""
+    try:
+        tool = AnthropicTool.model_validate(given)
+    except ValidationError as error:
+        raise ApiError(400, "a tool_definition needs a definition as tools have it") from error
+    return _named(tool)
+
+
+def _named(tool: AnthropicTool) -> AnthropicTool:
+    if not tool.name:
+        raise ApiError(400, "a tool needs a name")
+    return tool
 
 
 def _thinking(body: CountBody) -> Object:
@@ -345,6 +397,8 @@ def _text(block: Mapping[str, Any]) -> str:
     kind = block.get("type")
     if kind == "text":
         return _string(block, "text")
+    if kind == "compaction" and isinstance(summary := block.get("content"), str):
+        return f"Summary of the conversation so far:\n{summary}"
     title = block.get("title")
     head = [title] if isinstance(title, str) else []
     if kind == "search_result":

@@ -70,6 +70,8 @@ def _beside(kind: str, item: Object) -> Object | None:
     """The model's reasoning, its summary of a conversation, or further tools, as a message; None for other items."""
     if kind == "additional_tools" and (functions := toolbox(_tools_of(item)).functions):
         return {"role": "developer", "content": definitions(functions)}
+    if kind == "compaction_trigger":
+        raise ApiError(400, "compaction_trigger is not supported; use /v1/responses/compact")
     if kind == "reasoning":
         return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item)}
     if kind in ("compaction", "compaction_summary") and (summary := _opened(item)) is not None:

@@ -147,6 +147,60 @@ def test_a_call_of_a_tool_that_was_not_loaded_loads_it() -> None:
         assert second == "zip_up"
 
 
+def change(kind: str, name: str = "", **definition: Any) -> Any:
+    """A system message that adds or removes a tool, as Claude Code sends them for MCP servers that come late."""
+    tool: Any = {"type": "tool_reference", "name": name}
+    if definition:
+        tool = {"type": "tool_definition", "definition": {"name": name, "input_schema": SCHEMA, **definition}}
+    return {"role": "system", "content": [{"type": kind, "tool": tool}]}
+
+
+def test_tools_are_added_and_removed_by_messages() -> None:
+    def told(*changes: Any) -> tuple[Any, list[str]]:
+        messages: Any = [{"role": "user", "content": "Go."}, *changes]
+        request = conversation(CountBody(messages=messages, tools=[SEARCH, *DEFERRED]))
+        return request, [message["content"] for message in request["messages"] if message["role"] == "system"]
+
+    request, (added,) = told(change("tool_addition", "blame"))
+    assert named(request) == (["FindTools"], ["blame"]) and '"name": "blame"' in added and request["allowed"] is None
+    request, (added, again) = told(*[change("tool_addition", name="dig", description="Digs.")] * 2)
+    assert named(request) == (["FindTools"], ["dig"]) and "Digs." in added and again == "dig"
+    request, (gone,) = told(change("tool_removal", "FindTools"))
+    assert gone == "No longer to be called: FindTools."
+    assert named(request) == (["FindTools"], []) and request["allowed"] == set()
+    changes = ("tool_addition", "tool_removal", "tool_addition")
+    request, texts = told(*(change(kind, "zip_up") for kind in changes), change("tool_removal", "FindTools"))
+    assert [text[:9] for text in texts] == ["This tool", "No longer", "This tool", "No longer"]
+    assert named(request) == (["FindTools"], ["zip_up"]) and request["allowed"] == {"zip_up"}
+
+
+def test_an_added_tool_is_called_and_a_removed_one_is_not(http: httpx.Client) -> None:
+    finder = {key: SEARCH[key] for key in ("description", "input_schema")}
+    for changes, wanted in (
+        ([change("tool_addition", name="FindTools", **finder)], ["FindTools"]),
+        ([change("tool_addition", name="FindTools", **finder), change("tool_removal", "FindTools")], []),
+    ):
+        messages: Any = [{"role": "user", "content": "Go."}, *changes]
+        body = {"model": "agent", "max_tokens": 200, "messages": messages, "tools": CORE[:1]}
+        answer = http.post("/v1/messages", json=body)
+        assert answer.status_code == 200, answer.text
+        called = [block["name"] for block in answer.json()["content"] if block["type"] == "tool_use"]
+        assert [name for name in called if name == "FindTools"] == wanted
+    for wrong in ({"type": "tool_definition"}, {"type": "tool_definition", "definition": {"name": ""}}):
+        messages = [{"role": "user", "content": [{"type": "tool_addition", "tool": wrong}]}]
+        refused = http.post("/v1/messages", json=body | {"messages": messages})
+        assert refused.status_code == 400 and "needs a" in refused.json()["error"]["message"]
+    messages = [{"role": "user", "content": [{"type": "tool_addition", "tool": {"type": "mcp_toolset_reference"}}]}]
+    answer = http.post("/v1/messages", json=body | {"messages": messages})
+    assert answer.json()["warnings"] == ["Ignored: block of type 'tool_addition'."]
+
+
+def test_the_summary_of_a_compacted_conversation_is_read() -> None:
+    blocks = [{"type": "compaction", "content": "They sorted the letters."}, {"type": "text", "text": "And now?"}]
+    (message,) = conversation(CountBody(messages=[{"role": "user", "content": blocks}]))["messages"]  # type: ignore[list-item]
+    assert message["content"] == "Summary of the conversation so far:\nThey sorted the letters.\nAnd now?"
+
+
 def test_a_reference_to_no_tool_is_named_in_the_answer(http: httpx.Client) -> None:
     messages: Any = [{"role": "user", "content": "Go."}, {"role": "user", "content": [result("sell", "move")]}]
     body = {"model": "agent", "max_tokens": 200, "messages": messages, "tools": [SEARCH, *DEFERRED]}
