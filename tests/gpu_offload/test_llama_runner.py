@@ -114,6 +114,28 @@ def test_rows_of_several_sequences_in_one_batch(runner, path, story, tolerance):
     assert together == [llama_oracle.greedy(path, prompt, 20, SAME) for prompt in prompts]
 
 
+def test_rows_that_are_laid_out_ahead_give_the_same_logits(runner, story):
+    """Others that are laid out and not begun leave nothing behind, and neither do tokens that are refused."""
+    sequence, other = runner.create_sequence(), runner.create_sequence()
+    wait = runner.prepare(range(4), [sequence] * 4, [3])(story[:4])
+    begin = runner.prepare([4], [sequence], [0])
+    found = [wait().copy()]
+    for tokens, said in ((story[4:6], "2 tokens for 1 rows"), ([runner.info.vocab_size], "outside 0")):
+        with pytest.raises(ValueError, match=said):
+            begin(tokens)
+    assert runner.sequence_length(sequence) == 4
+    wait = begin(story[4:5])
+    runner.prepare([5], [sequence], [0])
+    found.append(wait().copy())
+    found.append(append(runner, sequence, story[5:6]))
+    alone = [append(runner, other, story[at:end], [end - at - 1]) for at, end in ((0, 4), (4, 5), (5, 6))]
+    np.testing.assert_array_equal(found, alone)
+    begin = runner.prepare([6], [sequence], [0])
+    runner.close()
+    with pytest.raises(ValueError, match="closed"):
+        begin(story[6:7])
+
+
 def test_wanted_rows_may_be_none_some_or_more_than_one_call_returns(runner, path, story):
     tolerance = 2 * llama_oracle.own_difference(path, tuple((story * 8)[:120]), SAME) + 1e-3
     long = (story * 8)[:120]
