@@ -46,7 +46,7 @@ WINDOWS_TESTS ?= tests/gguf_io \
 	$(patsubst %,tests/localllm/cli/test_%.py,bench_command cost_command examples launch loadtest_command plan_command) \
 	$(patsubst %,tests/localllm/cli/test_%.py,plan_remote prompt reference show simulate_command terminal) \
 	$(patsubst %,tests/localllm/cli/test_%.py,run_remote unwritable_output) \
-	$(patsubst %,tests/localllm/wings/tools/test_%.py,confinement journal) \
+	$(patsubst %,tests/localllm/wings/tools/test_%.py,command confinement journal) \
 	$(patsubst %,tests/tui/test_%.py,files folder sending streams)
 
 # Where Debian for arm64 is set up.
