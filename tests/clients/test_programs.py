@@ -170,6 +170,14 @@ def _hermes(folder: Path) -> Sequence[str]:
     )
 
 
+def _goose(_folder: Path) -> Sequence[str]:
+    return (
+        "I will read the file.\n" + call("shell", command="cat notes.txt"),
+        call("edit", path="notes.txt", before="one", after="two"),
+        call("shell", command="cp notes.txt seen.txt"),
+    )
+
+
 CASES = [
     Case("claude", _claude, ("-p", TASK, "--dangerously-skip-permissions"), (("IS_SANDBOX", "1"),)),
     Case("codex", _codex, ("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK)),
@@ -185,6 +193,8 @@ CASES = [
     Case("droid", _droid, ("exec", "--skip-permissions-unsafe", TASK)),
     Case("kimi", _kimi, ("-p", TASK)),
     Case("openclaw", _openclaw, ("agent", "--local", "--agent", "main", "--message", TASK)),
+    # It does not start without the certificates that other tests do without.
+    Case("goose", _goose, ("run", "--text", TASK), (("SSL_CERT_DIR", "/etc/ssl/certs"),)),
 ]
 
 

@@ -309,6 +309,18 @@ def _kimi_variables(at: AgentEndpoint) -> dict[str, str]:
     }
 
 
+def _goose_variables(at: AgentEndpoint) -> dict[str, str]:
+    return {
+        "GOOSE_PROVIDER": "openai",
+        "GOOSE_MODEL": at.model,
+        "GOOSE_CONTEXT_LIMIT": str(at.context),
+        "OPENAI_HOST": at.url,
+        "OPENAI_BASE_PATH": "v1/chat/completions",
+        "OPENAI_API_KEY": at.key,
+        "OPENAI_TIMEOUT": str(PATIENCE_S),
+    }
+
+
 def answer_tokens(at: AgentEndpoint) -> int:
     """The most tokens of an answer that programs are told."""
     return min(ANSWER_TOKENS, at.context // 4)
@@ -447,6 +459,15 @@ _ALL = (
         lambda at, _folder: ProgramSetup(_kimi_variables(at)),
         lambda at: shell_line([], _kimi_variables(at)),
         ("-p",),
+    ),
+    AgentProgram(
+        "goose",
+        "brew install block-goose-cli",
+        4500,
+        8192,
+        lambda at, _folder: ProgramSetup(_goose_variables(at)),
+        lambda at: shell_line([], _goose_variables(at)),
+        ("run", "--text"),
     ),
 )
 PROGRAMS = {one.name: one for one in _ALL}
