@@ -176,11 +176,11 @@ def test_requests_pull_from_known_registries_only(server: Any, name: str) -> Non
 
 def test_no_request_brings_a_template_or_its_arguments(server: Any) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
-    plain = post(server, "/v1/chat/completions", json=body).json()["choices"]
-    hostile = {"chat_template": "{{ 9**9**9 }}"}
-    for path, choices in (("/v1/chat/completions", plain), ("/apply-template", None)):
-        answer = post(server, path, json={**body, **hostile})
-        assert answer.status_code == 200 and answer.json().get("choices") == choices
+    hostile = {**body, "chat_template": "{{ 9**9**9 }}"}
+    (plain,) = post(server, "/v1/chat/completions", json=body).json()["choices"]
+    (choice,) = post(server, "/v1/chat/completions", json=hostile).json()["choices"]
+    assert choice["message"] == plain["message"] and "chat_template" in choice["warnings"][0]
+    assert post(server, "/apply-template", json=hostile).status_code == 200
     for refused in ({"reasoning_effort": "{{ 7*7 }}"}, {"chat_template_kwargs": {"messages": [], "range": 10**9}}):
         assert post(server, "/v1/chat/completions", json={**body, **refused}).status_code == 400
 

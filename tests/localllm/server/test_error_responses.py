@@ -42,7 +42,7 @@ def http(server: Server) -> Iterator[httpx.Client]:
         ("/api/generate", {"think": "banana"}, "think: Input should be a valid boolean"),
         ("/api/generate", {"think": "banana"}, "or 'low', 'medium', 'high', 'max'"),
         ("/api/generate", {"keep_alive": [1]}, "keep_alive: Input should be a valid number or a valid string"),
-        ("/api/generate", {"name": 5, "model": None}, "model: Input should be a valid string"),
+        ("/api/generate", {"name": 5, "model": None}, "name: Input should be a valid string"),
         ("/api/generate", None, "missing request body"),
         ("/api/generate", [], "the body must be a JSON object"),
         ("/v1/chat/completions", {"messages": [{"content": "x"}]}, "messages.0.role: Field required"),

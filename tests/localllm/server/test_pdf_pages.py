@@ -70,8 +70,8 @@ def bodies(data: bytes) -> dict[str, dict[str, Any]]:
 
 
 def posted(http: httpx.Client, path: str, model: str, body: dict[str, Any]) -> dict[str, Any]:
-    more = {"model": model, "max_tokens": 1, "max_output_tokens": 1, "temperature": 0}
-    reply = http.post(path.partition("#")[0], json={**more, **body})
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    reply = http.post(path.partition("#")[0], json={"model": model, limit: 1, "temperature": 0, **body})
     assert reply.status_code == 200, (path, reply.text)
     answer: dict[str, Any] = reply.json()
     return answer

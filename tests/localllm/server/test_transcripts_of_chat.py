@@ -36,7 +36,8 @@ data: {"type":"content_block_stop","index":0}
 
 event: message_delta
 data: {"type":"message_delta","delta":{"stop_reason":"max_tokens","stop_sequence":null},"usage":{"input_tokens":N,\
-"cache_read_input_tokens":N,"cache_creation_input_tokens":0,"output_tokens":1},"timings":T}
+"cache_read_input_tokens":N,"cache_creation_input_tokens":0,\
+"cache_creation":{"ephemeral_5m_input_tokens":0,"ephemeral_1h_input_tokens":0},"output_tokens":1},"timings":T}
 
 event: message_stop
 data: {"type":"message_stop"}
