@@ -6,12 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
+from localllm.engine.measured import Measured
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import DraftsItself, Runner, reusable
 from localllm.engine.sequence import KeySpace, TokenSequence
 from localllm.engine.speculation import MAX_DRAFT, ModelDraftLength
+from localllm.engine.step_costs import StepCosts
 from localllm.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -35,16 +37,29 @@ class Wanted(NamedTuple):
 class Drafter(ABC):
     """Drafts the next tokens of sequences. The engine's thread is the only caller.
 
-    length: chooses draft lengths. token_s: time to draft one token, 0 until it is known. start_s: further time that a
-    draft takes. read_s: the part of the last guess's time in which text was read. name: for log messages. clock: the
-    engine's.
+    costs: of the steps that check drafts. length: chooses draft lengths. token_s: time to draft one token, 0 until it
+    is known. start_s: further time that a draft takes. read_s: the part of the last guess's time in which text was
+    read. name: for log messages. clock: the engine's.
     """
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
-        self.length = ModelDraftLength()
+        self.costs, self.length = StepCosts(), ModelDraftLength()
         self.token_s = self.start_s = self.read_s = 0.0
         self._name, self._clock = name, clock
         self._broken = False
+        self._kept: Measured | None = None
+
+    def recall(self, kept: Measured) -> None:
+        """Begin with what earlier processes learned, and keep there what this one learns."""
+        self._kept = kept
+        before = {name: values for name, values in kept.read().items() if _are_costs(values)}
+        steps = before.get("steps", ())
+        self.costs, self.length = StepCosts(steps if all(steps) else ()), ModelDraftLength(before)
+
+    def keep(self) -> None:
+        """Store what was learned for the next process."""
+        if self._kept is not None and self.costs.largest:
+            self._kept.write({"steps": self.costs.ratios} | self.length.learned())
 
     def guess(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Return drafts, each for a sequence that has one pending token; some may be shorter than wanted, or empty.
@@ -75,7 +90,8 @@ class Drafter(ABC):
 
     def _learn(self, seconds: float) -> None:
         """Learn from the time that drafting one token took."""
-        self.token_s += (seconds - self.token_s) * (0.1 if self.token_s else 1.0)
+        share = 0.1 if seconds > self.token_s else 0.5  # other programs only ever add to it
+        self.token_s += (seconds - self.token_s) * (share if self.token_s else 1.0)
 
     def forget(self, sequence: TokenSequence) -> None:  # noqa: B027 - most keep nothing of sequences
         """Stop following a sequence that has ended or waits again; its KV may be kept for the next turn."""
@@ -167,12 +183,13 @@ class DraftModel(Drafter):
         self._measure()
 
     def _measure(self) -> None:
-        """Learn what reading and drafting take, the second time, when the weights are in memory."""
+        """Learn what reading and drafting take, once the weights are in memory."""
         for _ in range(2):
             self._row_s = self.token_s = 0.0
             followed = _Followed(self._runner.create_sequence(), [], [], 0)
             self._append([(followed, [0] * LEAST_READ)], wanted=False)
-            self._append([(followed, [0])], wanted=True)
+            for _ in range(2):
+                self._append([(followed, [0])], wanted=True)
             self._runner.free_sequence(followed.handle)
 
     def reading_s(self, sequence: TokenSequence) -> float:
@@ -233,7 +250,7 @@ class DraftModel(Drafter):
         self._cut_wrong(followed, tokens)
         self._skip(followed, seconds)
         missing = tokens[followed.start + len(followed.tokens) :]
-        ahead = missing[:CATCH_UP_ROWS]
+        ahead = missing[: min(CATCH_UP_ROWS, self._runner.info.max_rows)]
         if max(ahead) >= self._runner.info.vocab_size:  # an image, or a token that only the large model has
             return False
         if len(missing) > len(ahead):
@@ -321,3 +338,8 @@ class DraftModel(Drafter):
 def _space(sequence: TokenSequence) -> KeySpace:
     """The draft model has no adapters."""
     return KeySpace(namespace=sequence.space.namespace)
+
+
+def _are_costs(values: object) -> TypeGuard[list[float]]:
+    """Whether they are what `keep` stored: numbers, none of them negative or infinite."""
+    return isinstance(values, list) and all(isinstance(each, float) and 0 <= each < math.inf for each in values)

@@ -291,6 +291,8 @@ class Engine:
                 self._begun.logits()
         if self._choosers is not None:
             self._choosers.close()
+        if self._drafter is not None:
+            self._drafter.keep()
         self.kv.close(finish=not self._failure, release=self._close_runner)
 
     def _close_runner(self) -> None:

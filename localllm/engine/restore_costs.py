@@ -4,12 +4,9 @@ On a fast GPU, computing a prefix may take less time than reading its KV from th
 this machine's compiled kernels, for each model and placement, so a new process knows it from its first request on.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass
 
-from cpu_kernels.kernel_cache import read_measured, write_measured
-from gguf_io.runner_info import RunnerInfo
+from localllm.engine.measured import Measured
 
 COMPUTED, MEMORY, DISK = "computed", "memory", "disk"
 # Steps and restores of fewer tokens tell little about the cost of a token.
@@ -18,8 +15,6 @@ LEAST_ROWS = 16
 LEAST_SAVED_S, LEAST_RESTORES = 0.005, 2
 # Each time that it is computed, restoring counts as that much cheaper, so it is tried again now and then.
 RETRY = 0.99
-_FILE = "restore_costs"
-MOST_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -34,11 +29,11 @@ class RestoreCosts:
     """The costs of one model on one device. key: under which they are kept, "" for nowhere."""
 
     def __init__(self, key: str = "") -> None:
-        self._key = key
+        self._kept = Measured("restore_costs", key)
         self._paces = {name: _Pace() for name in (COMPUTED, MEMORY, DISK)}
-        kept = kept_costs().get(key) if key else None
+        before = self._kept.read()
         for name, pace in self._paces.items():
-            match kept.get(name) if isinstance(kept, dict) else None:
+            match before.get(name):
                 case [float(seconds), int(count)] if seconds > 0 and count > 0:
                     pace.seconds, pace.count = seconds, count
 
@@ -70,25 +65,4 @@ class RestoreCosts:
 
     def keep(self) -> None:
         """Store what was learned for the next process."""
-        paces: dict[str, object] = {
-            name: [pace.seconds, pace.count] for name, pace in self._paces.items() if pace.count
-        }
-        if not self._key or not paces:
-            return
-        kept = kept_costs()
-        kept.pop(self._key, None)
-        kept[self._key] = paces
-        write_measured(_FILE, json.dumps(dict([*kept.items()][-MOST_KEPT:])).encode())
-
-
-def costs_of(info: RunnerInfo, placed: str) -> RestoreCosts:
-    """The costs of a runner's model, with what earlier processes learned. placed: on which devices, and how."""
-    files = [[str(file.path), file.size, file.modified_ns] for file in info.kv_files]
-    identity = json.dumps([info.backend, info.kv_layout, files, placed])
-    return RestoreCosts(hashlib.blake2b(identity.encode(), digest_size=16).hexdigest())
-
-
-def kept_costs() -> dict[str, object]:
-    data = read_measured(_FILE)
-    kept = json.loads(data) if data else {}
-    return kept if isinstance(kept, dict) else {}
+        self._kept.write({name: [pace.seconds, pace.count] for name, pace in self._paces.items() if pace.count})

@@ -155,7 +155,7 @@ class Scheduler:
         self._drafter = drafter
         self._patient = isinstance(runner, Interruptible) and runner.info.can_interrupt
         self.chunk = chunk or ChunkSize(runner.info.max_rows)
-        self.costs = StepCosts()
+        self.costs = StepCosts() if drafter is None else drafter.costs
         self.preemptions = 0
         self._most_scored = max(SCORED_BYTES // (4 * runner.info.vocab_size), 1)
 
@@ -173,6 +173,8 @@ class Scheduler:
             self._stop(generation)
         else:
             self.waiting.remove(generation)
+        if self._drafter is not None:
+            self._drafter.length.ended()
         del self._order[generation]
 
     def schedule(self) -> Plan:
@@ -338,7 +340,9 @@ class Scheduler:
         """Let the drafter fill in the drafts that are empty, where that pays."""
         drafter = self._drafter
         assert drafter is not None
-        if 0 < self.costs.largest <= len(decoding):
+        if not self.costs.is_known(len(decoding)):
+            return
+        if not self.costs.is_known(len(decoding) + 1):
             # What a further row costs decides whether drafts pay: it is measured with a guess that costs nothing.
             drafts[0] = drafts[0] or [decoding[0].sequence.tokens[-1]][: limits[0]]
             return

@@ -5,7 +5,8 @@ length depends on step costs and on the acceptance rate.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from localllm.engine.step_costs import StepCosts
@@ -60,34 +61,53 @@ class ModelDraftLength(DraftLength):
     """Chooses the length of a model's next draft, for all requests that it drafts for."""
 
     # Later tokens of a draft are accepted less often than the first, so each position has its own statistics; a
-    # position never reached has those of the one before it. A draft that is expected to pay is made. One that is not is
-    # made as a trial, if the balance covers its expected loss: the balance grows by TRIALS of the decoding time, and
-    # drafts change it by what they gained or lost against plain steps. So trials that nearly pay go on until the
-    # statistics are good, and hopeless ones cost almost nothing. Below STOP_STEPS there are no drafts.
-    # Text that is new to the model must be read before it can draft. That may take what the balance has, or a part of
-    # the gain that is expected of the rest of the answer.
+    # position never reached has those of the one before it. What drafts may lose is limited by two balances in plain
+    # steps, which grow a little in each step and change by what drafts gained or lost against plain steps. A draft may
+    # lose a part of the first should all of it be rejected: that holds what the answer gained, so bad luck ends drafts
+    # only where they had gained little. A draft that is not expected to pay is a trial, and the second
+    # balance must cover its expected loss: trials that nearly pay go on until the statistics are good, and hopeless
+    # ones cost almost nothing.
+    # Text that is new to the model must be read before it can draft. That may take what the draft leaves of its balance
+    # or, where drafts are known to pay, a part of the gain that is expected of the rest of the answer.
 
-    FORGET = 0.98
-    PAYS = 1.01  # the least gain: speed with drafts over speed without
-    SURE = 24.0  # observations of the first position after which a gain is known
-    TRIALS = 0.0075
-    FIRST_STEPS, LEAST_STEPS, MOST_STEPS = 0.5, -2.5, 1.5  # the balance at first, at least and at most, in plain steps
-    STOP_STEPS = -2.0
-    KNOWN_PART, UNKNOWN_PART = 1 / 2, 1 / 6  # of the expected gain, for reading
-    PLAIN_AFTER = 64  # steps, after which one without drafts is measured again
+    FORGET = 0.97
+    PAYS = 1.05  # the least gain: speed with drafts over speed without
+    SURE = 16.0  # observations of the first position after which a gain is known; an earlier process's weigh no more
+    TRIALS, RECOVERS = 0.0065, 0.015  # what balances grow by in each step; the first where the gain is known
+    FIRST, MOST = 2.0, 8.0  # the balance when an answer begins, and at most
+    RISKED = 0.6  # part of the balance that one draft may lose
+    FIRST_TRIALS, MOST_TRIALS = 0.5, 1.5  # the same of trials
+    KNOWN_PART = 1 / 2  # of the expected gain, for reading
     AHEAD = 64  # an answer is expected to have so many further tokens, or as many as it has
-    _FIRST, _GUESSES = 0.75, 6.0  # the first position's initial chance; each one's initial weight
+    _FIRST_CHANCE, _GUESSES = 0.75, 6.0  # of the first position; each one's initial weight
     _COST = 0.3  # of drafting a token, in plain steps, until it is known
 
-    def __init__(self) -> None:
-        self._seen: list[list[float]] = []  # accepted and rejected tokens of each position reached
-        self._balance: float | None = None  # seconds; None before the first step
+    def __init__(self, learned: Mapping[str, Sequence[float]] = MappingProxyType({})) -> None:
+        """learned: by an earlier process, see `learned`."""
+        rights, wrongs = learned.get("right", ()), learned.get("wrong", ())
+        self._seen = [  # accepted and rejected tokens of each position reached
+            [each * min(1.0, self.SURE / (right + wrong)) for each in (right, wrong)]
+            for right, wrong in zip(rights, wrongs, strict=False)
+            if right + wrong > 0
+        ]
+        self._cost = next(iter(learned.get("token", ())), self._COST)
+        self._trials = next(iter(learned.get("trials", ())), self.FIRST_TRIALS)
+        self._balance = self.FIRST
         self.affordable_s = math.inf
+
+    def learned(self) -> dict[str, list[float]]:
+        """What the next process begins with. In plain steps: the time to draft a token, and what trials may lose."""
+        return {
+            "right": [right for right, _ in self._seen],
+            "wrong": [wrong for _, wrong in self._seen],
+            "token": [self._cost],
+            "trials": [self._trials],
+        }
 
     def chance(self, at: int) -> float:
         """Estimated probability that the draft's token `at` is accepted if all before it are."""
         if not self._seen:
-            return self._FIRST
+            return self._FIRST_CHANCE
         right, wrong = self._seen[min(at, len(self._seen) - 1)]
         return right / (right + wrong)
 
@@ -95,28 +115,29 @@ class ModelDraftLength(DraftLength):
         """The other sequences are expected to draft as many, with drafting_s for all. Sets affordable_s."""
         costs, drafting_s, others, reading_s, generated, start_s = draft
         sequences = others + 1
-        if not costs.largest:
+        if not costs.largest or costs.is_old(sequences):
             return 0
         ahead = max(self.AHEAD, generated) if most == MAX_DRAFT else most
-        if costs.age(sequences) > self.PLAIN_AFTER:
-            return 0
         plain = costs.remembered(sequences)
+        if drafting_s:
+            self._cost = drafting_s / plain
         # Costs far beyond the measured ones are guesses.
         most = min(most, max(2 * costs.largest // sequences - 1, 1))
-        best, best_gain, best_loss = 0, 0.0, 0.0
+        best, best_gain, best_spent, best_expected = 0, 0.0, 1.0, 1.0
         expected = likely = 1.0
         for count in range(1, most + 1):
             likely *= self.chance(count - 1)
             expected += likely
-            spent = costs.remembered(sequences * (1 + count)) + start_s + count * (drafting_s or self._COST * plain)
-            if plain * expected > best_gain * spent:
-                best, best_gain, best_loss = count, plain * expected / spent, spent - plain * expected
-        balance = self._balance_at(plain)
-        if best_gain >= self.PAYS and balance > self.STOP_STEPS * plain:
-            part = self.KNOWN_PART if self._is_sure else self.UNKNOWN_PART
-            self.affordable_s = max(balance, (1 - 1 / best_gain) * ahead * plain * part)
-            return best if reading_s <= self.affordable_s else 0
-        self.affordable_s = balance - max(best_loss, 0.0)
+            spent = (costs.remembered(sequences * (1 + count)) + start_s) / plain + count * self._cost
+            if spent - 1 <= self._balance * self.RISKED and expected > best_gain * spent:
+                best, best_gain, best_spent, best_expected = count, expected / spent, spent, expected
+        if best_gain < self.PAYS:
+            affordable = self._trials - max(best_spent - best_expected, 0.0)
+        elif self._is_sure:
+            affordable = max(self._trials, (1 - 1 / best_gain) * ahead * self.KNOWN_PART)
+        else:
+            affordable = self._balance - (best_spent - 1)
+        self.affordable_s = affordable * plain
         return best if reading_s <= self.affordable_s else 0
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -135,18 +156,18 @@ class ModelDraftLength(DraftLength):
         plain: seconds of one without drafts. lost_s: time that drafts lost, or gained. read_s: time that reading for
         them took, which is no loss where drafts are known to pay.
         """
-        balance = self._balance_at(plain)
-        if not self._is_sure:
-            balance -= min(read_s, max(balance, 0.0))
-        balance += self.TRIALS * plain - lost_s
-        self._balance = min(max(balance, self.LEAST_STEPS * plain), self.MOST_STEPS * plain)
+        gained = -(lost_s + (0.0 if self._is_sure else read_s)) / plain
+        recovers = self.RECOVERS if self._is_sure else self.TRIALS
+        self._balance = min(max(self._balance + gained, 0.0) + recovers, self.MOST)
+        self._trials = min(max(self._trials + gained, 0.0) + self.TRIALS, self.MOST_TRIALS)
+
+    def ended(self) -> None:
+        """Record the end of an answer. What it gained or lost is not the next one's."""
+        self._balance = self.FIRST
 
     @property
     def _is_sure(self) -> bool:
-        return bool(self._seen) and sum(self._seen[0]) >= self.SURE
-
-    def _balance_at(self, plain: float) -> float:
-        return self.FIRST_STEPS * plain if self._balance is None else self._balance
+        return bool(self._seen) and sum(self._seen[0]) >= self.SURE - 1e-6
 
 
 class LookupLength(DraftLength):

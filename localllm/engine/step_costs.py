@@ -1,6 +1,7 @@
 """Learns from step times how many prompt rows a step may have, and the cost of a decoding step by its rows."""
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 
 class ChunkSize:
@@ -60,17 +61,24 @@ class StepCosts:
 
     Costs do not grow evenly: rows are computed in tiles, so one more may cost nothing, or a tile. Unmeasured row counts
     are interpolated between their neighbours; beyond the measured range, PRIOR applies. Old measurements fade, so
-    estimates follow the machine's load, and row counts that did not pay are tried again.
+    estimates follow the machine's load, and row counts that did not pay are tried again. What takes less time than
+    before counts more, because cold caches and other programs only ever add to it.
+
+    ratios: what steps of 1, 2, ... rows cost in steps of one row, as measured before; they replace PRIOR.
     """
 
     LARGEST = 32
     PRIOR = 0.1  # cost of a further row relative to a step of one row, until measured
     TRUST = 0.5  # weight of the interpolation, in measurements
     MOST = 8.0  # maximum weight of past measurements
+    LOWER = 0.25  # maximum weight of past measurements beside one that took less time
+    OLD = 8  # steps for each past measurement, after which there should be another
     FADES = 0.99  # factor by which each step reduces the weight of older ones
     FORGETS, DOUBT = 0.999, 0.05  # FADES and TRUST of `remembered`
+    KEPT_TRUST = 2.0  # the least weight of the interpolation with kept ratios
 
-    def __init__(self) -> None:
+    def __init__(self, ratios: Sequence[float] = ()) -> None:
+        self._ratios = ratios
         self._steps = 0
         self._measured: list[int] = []  # numbers of rows, ascending
         self._means = [0.0] * (self.LARGEST + 1)
@@ -87,22 +95,35 @@ class StepCosts:
             seconds = min(seconds, 3 * self._means[rows])  # another process may have had the processor
         elif not self._weights[rows]:
             insort(self._measured, rows)
-        self._means[rows] = (self._means[rows] * weight + seconds) / (weight + 1)
+        before = min(weight, self.LOWER) if seconds < self._means[rows] else weight
+        self._means[rows] = (self._means[rows] * before + seconds) / (before + 1)
         self._weights[rows] = min(weight + 1, self.MOST)
         self._noted[rows] = self._steps
 
     @property
     def largest(self) -> int:
-        """The most rows that were measured; 0 before the first measurement."""
-        return self._measured[-1] if self._measured else 0
+        """The most rows that were measured, now or before; 0 before the first measurement of this process."""
+        return max(self._measured[-1], len(self._ratios)) if self._measured else 0
+
+    @property
+    def ratios(self) -> list[float]:
+        """What steps of 1, 2, ... rows cost in steps of one row, for the next process."""
+        if not self._measured:
+            return [*self._ratios]
+        return [self.remembered(rows) / self.remembered(1) for rows in range(1, self.largest + 1)]
+
+    def is_known(self, rows: int) -> bool:
+        """Whether some number of rows was measured twice that is at least as large, or measured before."""
+        return rows <= len(self._ratios) or max(self._weights[min(rows, self.LARGEST) :]) > 1
 
     def remembered(self, rows: int) -> float:
         """Like `seconds`, but as last measured, for those who measure again on purpose what did not pay."""
         return self._estimate(rows, self.FORGETS, self.DOUBT)
 
-    def age(self, rows: int) -> int:
-        """How many steps ago a number of rows was measured."""
-        return self._steps - self._noted[min(rows, self.LARGEST)]
+    def is_old(self, rows: int) -> bool:
+        """Whether a number of rows should be measured again: soon at first, later after OLD times MOST steps."""
+        rows = min(rows, self.LARGEST)
+        return self._steps - self._noted[rows] > self.OLD * self._weights[rows]
 
     def seconds(self, rows: int) -> float:
         """Estimated time of a step of `rows` rows; before the first measurement, in units of a step of one row."""
@@ -113,6 +134,7 @@ class StepCosts:
             return self._prior(rows)
         at = bisect_left(self._measured, rows)
         own = at < len(self._measured) and self._measured[at] == rows
+        trust = max(trust, self.KEPT_TRUST) if rows <= len(self._ratios) else trust
         below, above = self._measured[:at], self._measured[at + own :]
         weight = self._weight(rows, fades) if own else 0.0
         if below and above:
@@ -121,7 +143,7 @@ class StepCosts:
         elif below:
             near = below[-1]
             line = self._means[near] * self._prior(rows) / self._prior(near)
-            if len(below) > 1:
+            if len(below) > 1 and rows > len(self._ratios):
                 slope = (self._means[near] - self._means[below[-2]]) / (near - below[-2])
                 line = max(line, self._means[near] + slope * (rows - near))
         elif above:
@@ -134,4 +156,5 @@ class StepCosts:
         return self._weights[rows] * float(fades ** (self._steps - self._noted[rows]))
 
     def _prior(self, rows: int) -> float:
-        return 1 + self.PRIOR * (rows - 1)
+        known = min(rows, len(self._ratios))
+        return (self._ratios[known - 1] if known else 1 - self.PRIOR) + self.PRIOR * (rows - known)

@@ -21,8 +21,9 @@ from gguf_io.tokenizer import Tokenizer
 from localllm.engine.disk_cache import digest_of, disk_cache_of
 from localllm.engine.drafter import Drafter, DraftModel, SelfDrafter
 from localllm.engine.engine import Engine
+from localllm.engine.measured import Measured, key_of
 from localllm.engine.request import WITH_PROJECTOR
-from localllm.engine.restore_costs import costs_of
+from localllm.engine.restore_costs import RestoreCosts
 from localllm.engine.runner import DraftsItself, Projector, SeesImages, sees_images
 from localllm.engine.sequence import adapter_set
 from localllm.errors import RequestError
@@ -200,11 +201,14 @@ def load_model(
             runner, placed = open_placed(file, placed, _failing_with(loading, progress), draft)
             opened.callback(runner.close)
             tokenizer = loading.result()
+            drafts = repr(draft and draft.states)
         chosen = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings.lora))]
         adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
         disk = disk_cache_of(runner.info, settings.pinned_percent / 100) if settings.disk_cache else None
         if drafter is None and runner.info.can_draft and isinstance(runner, DraftsItself):
             drafter = SelfDrafter(runner)
+        if drafter is not None:
+            drafter.recall(Measured("draft_costs", key_of(runner.info, repr(placed.options), drafts)))
         engine = Engine(
             runner,
             tokenizer,
@@ -215,7 +219,7 @@ def load_model(
             drafter=drafter,
             adapters=adapters,
             pinned_share=settings.pinned_percent / 100,
-            costs=costs_of(runner.info, repr(placed.options)),
+            costs=RestoreCosts(key_of(runner.info, repr(placed.options))),
         )
         opened.pop_all()
     engine.start()

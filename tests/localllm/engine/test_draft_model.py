@@ -80,7 +80,7 @@ def test_marked_answers_do_not_depend_on_the_guesses(temperature: float) -> None
 @pytest.mark.usefixtures("eager")
 def test_a_perfect_guesser_is_always_accepted() -> None:
     (done,) = answers(FakeRunner(pages=400), GREEDY)
-    assert done.last.counts.accepted == done.last.counts.drafted >= 30
+    assert done.last.counts.accepted == done.last.counts.drafted - 2 >= 25, "two guesses only measure a step"
 
 
 @pytest.mark.usefixtures("eager")
@@ -171,6 +171,7 @@ def test_drafts_grow_with_acceptance_and_end_where_they_lose() -> None:
     length = ModelDraftLength()
     for _ in range(80):
         length.observe(4, 4)
+        length.stepped(0.02, -0.02)
     assert length.choose(30, cheap, 0.0) >= 8
     assert length.choose(3, cheap, 0.0) == 3
     assert 0 < ModelDraftLength().choose(30, cheap, 0.005) < ModelDraftLength().choose(30, cheap, 0.0001)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localllm.engine import restore_costs
+from localllm.engine import measured, restore_costs
 from localllm.engine.disk_cache import DiskCache, Segment
 from localllm.engine.engine import Engine
+from localllm.engine.measured import MOST_KEPT, Measured, key_of
 from localllm.engine.request import GenerationRequest, SamplingParams
-from localllm.engine.restore_costs import COMPUTED, DISK, LEAST_RESTORES, MEMORY, RestoreCosts, costs_of
+from localllm.engine.restore_costs import COMPUTED, DISK, LEAST_RESTORES, MEMORY, RestoreCosts
 from localllm.engine.sequence import KeySpace
 from localllm.engine.stream import Completion
 from tests.fakes.fake_runner import USUAL, FakeRunner
@@ -141,16 +142,17 @@ def test_fewer_copies_in_memory_are_taken_before_more_on_a_slow_disk(tmp_path: P
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
     files: dict[str, bytes] = {}
-    monkeypatch.setattr(restore_costs, "read_measured", files.get)
-    monkeypatch.setattr(restore_costs, "write_measured", files.__setitem__)
+    monkeypatch.setattr(measured, "read_measured", files.get)
+    monkeypatch.setattr(measured, "write_measured", files.__setitem__)
     yield files
 
 
 def test_what_was_measured_is_known_in_the_next_process(tmp_path: Path, kept: dict[str, bytes]) -> None:
     for _ in range(LEAST_RESTORES + 1):
-        asked_anew(Timed(1e-3, 2e-3), tmp_path, costs_of(USUAL, "here"))
-    assert asked_anew(Timed(1e-3, 2e-3), tmp_path, costs_of(USUAL, "here")).last.counts.recomputed == len(LONG) - 1
-    assert asked_anew(Timed(1e-3, 2e-3), tmp_path, costs_of(USUAL, "on another device")).last.counts.recomputed == 0
+        asked_anew(Timed(1e-3, 2e-3), tmp_path, RestoreCosts(key_of(USUAL, "here")))
+    for placed, recomputed in (("here", len(LONG) - 1), ("on another device", 0)):
+        done = asked_anew(Timed(1e-3, 2e-3), tmp_path, RestoreCosts(key_of(USUAL, placed)))
+        assert done.last.counts.recomputed == recomputed
 
 
 @pytest.mark.parametrize("data", [b"[]", b"{}", b'{"key": 1}', b'{"key": {"disk": [0, 3], "computed": "x"}}'])
@@ -164,11 +166,12 @@ def test_invalid_costs_are_not_used(kept: dict[str, bytes], data: bytes) -> None
 
 
 def test_costs_of_few_models_are_kept(kept: dict[str, bytes]) -> None:
-    for number in range(restore_costs.MOST_KEPT + 10):
+    for number in range(MOST_KEPT + 10):
         costs = RestoreCosts(f"model {number}")
         costs.observe(COMPUTED, 100, 1.0)
         costs.keep()
-    assert len(restore_costs.kept_costs()) == restore_costs.MOST_KEPT
+    read = [Measured("restore_costs", f"model {number}").read() for number in range(MOST_KEPT + 10)]
+    assert [bool(each) for each in read] == [False] * 10 + [True] * MOST_KEPT
     assert RestoreCosts("model 0").saved_s(DISK, 100) == 100
 
 

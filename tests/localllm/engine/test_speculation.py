@@ -39,6 +39,27 @@ def test_unmeasured_costs_are_interpolated() -> None:
     assert costs.seconds(5) == pytest.approx(1.4, rel=0.01), "old measures fade"
 
 
+def test_what_takes_less_time_counts_more() -> None:
+    costs = StepCosts()
+    for seconds in (1.5, 1.0, 1.0, 1.0, 2.0):
+        costs.observe(2, seconds)
+    assert costs.seconds(2) < 1.25
+
+
+def test_kept_ratios_are_believed_until_measured_and_follow_the_machines_speed() -> None:
+    costs = StepCosts([1.0, 1.2, 1.3, 1.9])
+    assert (costs.largest, costs.is_known(4), costs.is_known(5)) == (0, True, False)
+    costs.observe(1, 0.02)
+    assert [costs.remembered(rows) for rows in (1, 2, 3, 4, 5)] == pytest.approx([0.02, 0.024, 0.026, 0.038, 0.04])
+    assert costs.largest == 4
+    costs.observe(3, 0.06)
+    assert 0.026 < costs.remembered(3) < 0.04, "one measurement may be wrong"
+    for _ in range(20):
+        costs.observe(3, 0.06)
+    assert costs.remembered(3) == pytest.approx(0.06, rel=0.15)
+    assert StepCosts(costs.ratios).ratios == costs.ratios
+
+
 def test_costs_follow_a_machine_that_slows_down() -> None:
     costs = learned()
     for _ in range(60):
@@ -87,20 +108,42 @@ def test_chances_of_the_lookup_depend_on_the_streak_of_right_guesses() -> None:
     assert 0 < length.chance(0) < 0.01
 
 
-@pytest.mark.parametrize("drafting_s", [0.001, 0.005], ids=["pays", "trial"])
+@pytest.mark.parametrize("drafting_s", [0.002, 0.014], ids=["pays", "trial"])
 def test_a_draft_may_be_preceded_by_reading_of_exactly_what_is_affordable(drafting_s: float) -> None:
-    length, costs = ModelDraftLength(), learned()
-    assert length.choose(8, costs, drafting_s) > 0
-    affordable = length.affordable_s
-    plain = costs.remembered(1)
-    if drafting_s == 0.005:  # one token, which costs more than it is expected to gain
-        loss = costs.remembered(2) + drafting_s - 1.75 * plain
-        assert affordable == pytest.approx(0.5 * plain - loss)
-    else:  # three tokens
-        gain = (1 + 0.75 + 0.75**2 + 0.75**3) * plain / (costs.remembered(4) + 3 * drafting_s)
-        assert affordable == pytest.approx(max(0.5, (1 - 1 / gain) * 8 / 6) * plain)
-    assert length.choose(8, costs, drafting_s, 0, affordable) > 0
+    length, costs = ModelDraftLength(), StepCosts()
+    for rows in (1, 2, 3, 4) * 5:
+        costs.observe(rows, 0.02 + 0.002 * (rows - 1))
+    count = length.choose(8, costs, drafting_s)
+    affordable, plain = length.affordable_s, costs.remembered(1)
+    spent = costs.remembered(1 + count) + count * drafting_s
+    if drafting_s == 0.014:  # one token, which costs more than it is expected to gain
+        assert count == 1 and spent > 1.75 * plain
+        assert affordable == pytest.approx(0.5 * plain - (spent - 1.75 * plain))
+    else:  # what an answer may lose, less what the draft may lose
+        assert affordable == pytest.approx(2 * plain - (spent - plain))
+    assert length.choose(8, costs, drafting_s, 0, affordable) == count
     assert length.choose(8, costs, drafting_s, 0, affordable * 1.001) == 0
+
+
+def test_a_draft_may_lose_a_part_of_what_the_answer_can_afford() -> None:
+    length, costs = ModelDraftLength(), StepCosts()
+    for rows in (1, 2, 4, 8, 16) * 5:
+        costs.observe(rows, 0.02 + 0.006 * (rows - 1))
+    plain = costs.remembered(1)
+    for _ in range(40):
+        length.observe(8, 8)
+    lengths = [length.choose(MAX_DRAFT, costs, 0.001)]
+    for _ in range(3):
+        length.stepped(plain, -2 * plain)
+        lengths.append(length.choose(MAX_DRAFT, costs, 0.001))
+    assert lengths == sorted(lengths) and lengths[0] < 4 < lengths[-1]
+    for steps, count in zip((2.0, 4.0), lengths, strict=False):
+        assert costs.remembered(1 + count) + 0.001 * count - plain <= steps * ModelDraftLength.RISKED * plain
+    for _ in range(6):
+        length.stepped(plain, 2 * plain)
+    assert length.choose(MAX_DRAFT, costs, 0.001) == 0
+    length.ended()
+    assert length.choose(MAX_DRAFT, costs, 0.001) == lengths[0], "the next answer begins anew"
 
 
 def test_each_position_of_a_draft_has_a_chance_and_one_never_reached_takes_the_one_before() -> None:

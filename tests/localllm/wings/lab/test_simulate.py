@@ -137,7 +137,7 @@ def test_a_perfect_draft_model_makes_decoding_faster() -> None:
     flat = replace(AT_ONCE, times=StepTimes(Curve(((1, 0.010),)), Curve(((1, 0.0),))))
     plain, drafted = (play(setup, request("a", 20, 101)) for setup in (flat, replace(flat, draft=draft)))
     assert plain.outcomes[0].e2e == pytest.approx(101 * 0.010)
-    assert drafted.stats.accepted_tokens == drafted.stats.drafted_tokens - 1 > 60, "but for the first guess"
+    assert drafted.stats.accepted_tokens == drafted.stats.drafted_tokens - 2 > 60, "but for two guesses that measure"
     assert drafted.outcomes[0].e2e < plain.outcomes[0].e2e / 3
     assert drafted.outcomes[0].tokens == 101
 
