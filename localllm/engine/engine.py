@@ -371,9 +371,8 @@ class Engine:
             self.journal.answer()
         plan = self.scheduler.schedule()
         self._report_progress()
-        return self._begin(plan, partial(self._started, plan)) if plan.parts else None, bool(
-            plan.parts
-        ) or plan.again or ended
+        begun = self._begin(plan, partial(self._started, plan)) if plan.parts else None
+        return begun, begun is not None or plan.again or ended
 
     def _begin(
         self, plan: Plan, begin: Callable[[], Callable[[], NDArray[np.float32] | None]], ahead: int = 0

@@ -64,9 +64,9 @@ class ModelDraftLength(DraftLength):
     # position never reached has those of the one before it. What drafts may lose is limited by two balances in plain
     # steps, which grow a little in each step and change by what drafts gained or lost against plain steps. A draft may
     # lose a part of the first should all of it be rejected: that holds what the answer gained, so bad luck ends drafts
-    # only where they had gained little. A draft that is not expected to pay is a trial, and the second
-    # balance must cover its expected loss: trials that nearly pay go on until the statistics are good, and hopeless
-    # ones cost almost nothing.
+    # only where they had gained little. A draft that is not expected to pay is a trial, and the second balance must
+    # cover its expected loss: trials that nearly pay go on until the statistics are good, and hopeless ones cost almost
+    # nothing.
     # Text that is new to the model must be read before it can draft. That may take what the draft leaves of its balance
     # or, where drafts are known to pay, a part of the gain that is expected of the rest of the answer.
 

@@ -158,6 +158,14 @@ def test_answers_tell_how_long_drafting_took() -> None:
     assert all(done.last.timings.drafting_s == 0 for done in played("GPU", 0.95, alone=True)[1])
 
 
+def answered(engine: Engine, stream: GenerationStream) -> Completion:
+    """The whole answer, computed on this thread. It is read meanwhile: one that nobody reads stops."""
+    events: list[TokenEvent] = []
+    while engine.step() or not (events and events[-1].finish_reason):
+        events += stream.poll()
+    return fold(iter(events))
+
+
 class Layer:
     """A layer that drafts for the runner that it belongs to. The clock moves as it works."""
 
@@ -188,9 +196,7 @@ def test_layers_that_draft_pay_too(acceptance: float, least: float) -> None:
     drafter = SelfDrafter(Layer(clock, acceptance, 0.003, 0.02), clock)
     engine = Engine(runner, SimulatedVocabulary(), drafter=drafter, clock=clock)
     stream = engine.submit(GenerationRequest(tuple(range(1, 60)), SamplingParams(temperature=0), TOKENS))
-    while engine.step():
-        pass
-    assert 0.048 * (TOKENS - 1) / stream.collect().last.timings.decode_s > least
+    assert 0.048 * (TOKENS - 1) / answered(engine, stream).last.timings.decode_s > least
 
 
 class Recorded(SimulatedRunner):
@@ -201,14 +207,6 @@ class Recorded(SimulatedRunner):
     def _guess(self, token: int) -> int:
         right = next_token(token)
         return right if token not in self.wrong else right % 16_000 + 1
-
-
-def answered(engine: Engine, stream: GenerationStream) -> Completion:
-    """The whole answer, computed on this thread. It is read meanwhile: one that nobody reads stops."""
-    events: list[TokenEvent] = []
-    while engine.step() or not (events and events[-1].finish_reason):
-        events += stream.poll()
-    return fold(iter(events))
 
 
 def replayed(machine: str, name: str, tokens: int, length: ModelDraftLength | Measured | None) -> list[Completion]:
@@ -309,9 +307,7 @@ def test_the_first_token_of_a_draft_may_cost_more_than_the_others() -> None:
         SimulatedRunner(own, clock, pages=4096, context=8192), SimulatedVocabulary(), drafter=drafter, clock=clock
     )
     stream = engine.submit(GenerationRequest((1, 2, 3), SamplingParams(temperature=0), TOKENS))
-    while engine.step():
-        pass
-    assert stream.collect().last.counts.accepted > 100
+    assert answered(engine, stream).last.counts.accepted > 100
     assert drafter.token_s == pytest.approx(0.021)
     assert drafter.start_s == pytest.approx(0.003, abs=1e-4), "two rows: the last drafted token, and the one after it"
 
