@@ -131,8 +131,8 @@ def test_async_streams_and_leaving_early(server: Any) -> None:
     async def both() -> list[str]:
         return await asyncio.gather(ask(), ask())
 
-    first, second = asyncio.run(both())
-    assert first and first == second
+    shorter, longer = sorted(asyncio.run(both()), key=len)
+    assert shorter and longer.startswith(shorter)  # an event holds as many tokens as are ready when it is sent
 
 
 @pytest.mark.parametrize(
