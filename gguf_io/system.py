@@ -398,6 +398,15 @@ def _in_powershell(text: str, always: bool = False) -> str:
     return "'" + _POWERSHELL_QUOTES.sub(r"\g<0>\g<0>", text) + "'"
 
 
+def pip_line(*words: str, variables: Mapping[str, str] = _NO_VARIABLES) -> str:
+    """A line for the user's shell that runs this Python's pip; the first pip on the path may belong to another one."""
+    import shutil  # slow, and most processes do not need it
+
+    found = shutil.which("pip")
+    is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
+    return shell_line([*(["pip"] if is_ours else [sys.executable, "-m", "pip"]), *words], variables)
+
+
 def command_of(program: str, arguments: Sequence[str], on_windows: bool = sys.platform == "win32") -> "str | list[str]":
     """What Popen takes to start a program that gets these arguments as they are. program: its path.
 
@@ -585,6 +594,11 @@ else:
     OUT_OF_TIME = -signal.SIGPROF
     ABORTED = {-signal.SIGABRT}
     OVERFLOWED = {-signal.SIGSEGV, -signal.SIGBUS}
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal. On Windows `isatty` is true for the device NUL too."""
+    return stream.isatty() and (sys.platform != "win32" or windows.is_console(stream.fileno()))
 
 
 def obeys_escapes(terminal: TextIO) -> bool:

@@ -162,12 +162,16 @@ def lower_thread_priority() -> None:
     _set_thread_priority(_current_thread(), _THREAD_PRIORITY_LOWEST)
 
 
+def is_console(fd: int) -> bool:
+    """Whether a descriptor is a console's; other devices have no mode."""
+    return bool(_console_mode(msvcrt.get_osfhandle(fd), ctypes.byref(wintypes.DWORD())))
+
+
 def obeys_escapes(fd: int) -> bool:
     """See gguf_io.system.obeys_escapes."""
     handle, mode = msvcrt.get_osfhandle(fd), wintypes.DWORD()
-    if not _console_mode(handle, ctypes.byref(mode)):
-        return False  # the device NUL, which counts as a terminal
-    return bool(mode.value & _OBEYS_ESCAPES or _set_console_mode(handle, mode.value | _OBEYS_ESCAPES))
+    obeys = _console_mode(handle, ctypes.byref(mode)) and mode.value & _OBEYS_ESCAPES
+    return bool(obeys or _set_console_mode(handle, mode.value | _OBEYS_ESCAPES))
 
 
 def console_text(data: bytes) -> str:

@@ -4,11 +4,11 @@ A build supports one kind of device. llama-cpp-python publishes wheels of severa
 """
 
 import platform
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from gguf_io.system import pip_line
 
 VERSION = "0.3.36"  # the oldest that works, and the one that is installed
 INDEXES = "https://abetlen.github.io/llama-cpp-python/whl"
@@ -83,7 +83,7 @@ def build_for(gpus: Sequence[FoundGpu]) -> Build | None:
 
 
 def compile_command(kind: str, gpus: Sequence[FoundGpu] = (), version: str = VERSION) -> str:
-    """The shell command that compiles llama.cpp for a kind of devices. On Windows it is for PowerShell.
+    """The shell command that compiles llama.cpp for a kind of devices.
 
     gpus: NVIDIA's GPUs to compile for; CMake finds those of this machine only if a driver runs. kind may also be "RPC".
     """
@@ -91,24 +91,14 @@ def compile_command(kind: str, gpus: Sequence[FoundGpu] = (), version: str = VER
     if architectures := sorted({f"{major}{minor}" for gpu in gpus for major, minor in [gpu.capability] if major}):
         cmake += f" -DCMAKE_CUDA_ARCHITECTURES={';'.join(architectures)}"
     # Not from pip's cache, which may hold a wheel that was built for another device.
-    flags = "--no-cache-dir --no-binary llama-cpp-python --force-reinstall --no-deps"
-    command = f"{pip_here()} install {flags} llama-cpp-python=={version}"
-    return f'$env:CMAKE_ARGS="{cmake}"; {command}' if sys.platform == "win32" else f'CMAKE_ARGS="{cmake}" {command}'
+    flags = ("--no-cache-dir", "--no-binary", "llama-cpp-python", "--force-reinstall", "--no-deps")
+    return pip_line("install", *flags, f"llama-cpp-python=={version}", variables={"CMAKE_ARGS": cmake})
 
 
 def processor_command() -> str:
     """The shell command that installs llama.cpp for the processor alone."""
-    flags = f"--prefer-binary --extra-index-url {INDEXES}/cpu"
-    return f"{pip_here()} install {flags} 'llama-cpp-python>={VERSION}'"
-
-
-def pip_here() -> str:
-    """The pip of this Python, for a shell; the first one on the path may belong to another."""
-    found = shutil.which("pip")
-    if found is not None and Path(found).parent == Path(sys.executable).parent:
-        return "pip"
-    call = "& " if sys.platform == "win32" else ""  # PowerShell treats a quoted path as text
-    return f'{call}"{sys.executable}" -m pip'
+    wheels = ("--prefer-binary", "--extra-index-url", f"{INDEXES}/cpu")
+    return pip_line("install", *wheels, f"llama-cpp-python>={VERSION}")
 
 
 def has_metal() -> bool:

@@ -8,7 +8,6 @@ import hashlib
 import importlib.util
 import io
 import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from gguf_io.confined import ChildEndedError, ConfinedChild, Reply
-from gguf_io.system import NotRegularError, open_regular
+from gguf_io.system import NotRegularError, open_regular, pip_line
 from localllm.errors import LocalLLMError
 from localllm.extraction_worker import MAX_MEMORY_BYTES
 from localllm.files import decoded
@@ -231,7 +230,7 @@ def _size(found: Content | UnreadableError) -> int:
 def _require(module: str, package: str, failed: str) -> None:
     """Raise UnreadableError if an optional library is not there."""
     if importlib.util.find_spec(module) is None:
-        raise UnreadableError(f"{failed}: {sys.executable} -m pip install {package}", lasting=False)
+        raise UnreadableError(f"{failed}: {pip_line('install', package)}", lasting=False)
 
 
 def _has_words(line: str) -> bool:

@@ -66,6 +66,14 @@ def press_ctrl_c(pid: int) -> None:
         os.kill(pid, signal.SIGINT)
 
 
+def make_terminal(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a stream count as a terminal."""
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    if sys.platform == "win32":
+        monkeypatch.setattr(stream, "fileno", lambda: 0, raising=False)
+        monkeypatch.setattr("gguf_io.windows.is_console", lambda _fd: True)
+
+
 CACHE = Path("localllm", "Cache") if sys.platform == "win32" else Path("localllm")
 """Where caches are, below the folder of `own_places`."""
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gguf_io.system import is_terminal, pip_line
 from localllm.errors import RequestError
 from localllm.front.options import COMPUTING, Remote, model_names, setting_flags, with_flags
 from tui.main import model_and_prompt, open_chat
@@ -41,14 +42,14 @@ def chat(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     flags = {**setting_flags(given), "host": None}  # here the address of a server, not where to listen
     if web:
         if importlib.util.find_spec("textual_serve") is None:
-            install = f"{sys.executable} -m pip install textual-serve"
+            install = pip_line("install", "textual-serve")
             raise RequestError(f"The chat in a browser needs the extra web: {install}")
         from tui.web import serve_chat
 
         words = sys.argv[1:]
         serve_chat([word for word in words[words.index("chat") + 1 :] if word != "--web"])
         return
-    if not in_browser() and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not in_browser() and not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         raise RequestError("The chat needs a terminal. For scripts there is `localllm run`.")
     more = {"host": host, "system": system, "persona": persona, "visit": visit, "prompt": prompt}
     raise typer.Exit(open_chat(model, flags, sessions=sessions, resume=resume, **more))

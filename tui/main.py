@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from io import TextIOWrapper
 from typing import Any
 
+from gguf_io.system import is_terminal
+
 COMMANDS = {"chat": "tui.command:chat", "agent": "tui.acp.command:agent", "man": "tui.manual:man"}
 """The commands of this package, as in localllm.cli.main."""
 
@@ -26,7 +28,7 @@ def main() -> None:
 
 def _run() -> None:
     _prepare_streams()
-    in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    in_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     match sys.argv[1:]:
         case [] | ["chat"] if in_terminal:
             _chat(None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gguf_io.system import is_terminal
 from localllm.errors import RequestError
 from localllm.front.answering import begin_answer
 from localllm.front.options import COMPUTING, AsJson, Model, Remote, setting_flags, with_flags
@@ -118,7 +119,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
 
     flags = {**setting_flags(given), "disk_cache": False if no_cache else None}
     of_one_answer = (prompt, file, raw, form, stop, image, tools, think, ignore_eos, as_json, stats)
-    if given.obj and not any(of_one_answer) and sys.stdin.isatty() and sys.stdout.isatty():
+    if given.obj and not any(of_one_answer) and is_terminal(sys.stdin) and is_terminal(sys.stdout):
         raise typer.Exit(given.obj(model, flags, system=system))
     settings = load_settings(flags)
     named, argument = files_among(prompt or ())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gguf_io.system import shell_line
+from gguf_io.system import is_terminal, shell_line
 from localllm.cli.main import application
 from localllm.cli.serve import checked_options
 from localllm.errors import RequestError
@@ -94,7 +94,7 @@ def _confirm(question: str, yes: bool) -> None:
     """Ask on the terminal. Raises RequestError if there is none, typer.Exit if the answer is no."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         raise RequestError(f"{question} Nothing was changed, because there is no terminal to ask on: add --yes.")
     if not typer.confirm(question, err=True):
         note("Nothing was changed.")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gguf_io.system import as_utf_8
+from gguf_io.system import as_utf_8, is_terminal
 from localllm.errors import RequestError
 from localllm.files import read_text, text_of
 from localllm.text import shortened
@@ -25,7 +25,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     parts = [check_text(argument or "")]
     if file:
         parts.append(read_text(file, pipes=True).removesuffix("\n"))
-    if sys.stdin is not None and not sys.stdin.isatty():
+    if sys.stdin is not None and not is_terminal(sys.stdin):
         parts.append(text_of(as_utf_8(sys.stdin.buffer.read()), "standard input", utf_16=False).removesuffix("\n"))
     text = "\n\n".join(part for part in parts if part)
     if not text:

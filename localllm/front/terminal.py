@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Self, TextIO
 
 from cpu_kernels import VariableError
-from gguf_io.system import obeys_escapes, reader_has_left
+from gguf_io.system import is_terminal, obeys_escapes, reader_has_left
 from localllm.errors import LocalLLMError, RequestError
 from localllm.text import harmless, shortened
 
@@ -35,7 +35,7 @@ def answer(text: str) -> None:
     Raises UnreadError if the reader has closed the pipe, RequestError if it cannot be written, OSError for a full disk.
     """
     with _written():
-        sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+        sys.stdout.write(harmless(text) if is_terminal(sys.stdout) else text)
 
 
 @contextlib.contextmanager
@@ -160,7 +160,7 @@ def _coloured(text: str, colour: int) -> str:
 
 def _draws(stream: TextIO) -> bool:
     """Whether a stream is a terminal that obeys escape sequences."""
-    return stream.isatty() and obeys_escapes(stream)
+    return is_terminal(stream) and obeys_escapes(stream)
 
 
 class ExitCode(IntEnum):

@@ -29,10 +29,12 @@ from gguf_io.system import (
     disk_bytes,
     end_within,
     is_private,
+    is_terminal,
     lengthen,
     next_of,
     open_own,
     open_regular,
+    pip_line,
     read_at,
     replace,
     run_within,
@@ -45,7 +47,9 @@ from gguf_io.system import (
 from tests.systems import ON_WINE, OWN_CONSOLE, needs_consoles, needs_named_pipes
 from tests.waiting import eventually
 
-PACKAGES = [Path(__file__).parents[2] / name for name in ("localllm", "gguf_io", "cpu_kernels", "models", "tui")]
+PACKAGES = [
+    Path(__file__).parents[2] / name for name in ("localllm", "gguf_io", "cpu_kernels", "gpu_offload", "models", "tui")
+]
 HOME = {"system.py", "windows.py"}
 UNSET = "Remove-Item Env:%s -ErrorAction Ignore"
 
@@ -67,6 +71,7 @@ def links(folder: Path) -> bool:
 def test_what_one_system_has_is_imported_in_one_place() -> None:
     wanted = re.compile(
         r"\bimport (?:fcntl|termios|resource|pty|tty|msvcrt|winreg)\b|\bos\.O_[A-Z]+\b|\bos\.p(?:read|write)v?\b"
+        r"|\bsys\.std\w+\.isatty\b"
     )
     found = [
         f"{path}: {use}"
@@ -364,10 +369,17 @@ def test_what_left_the_session_ends_too(ends: str, command: str, tmp_path: Path)
 
 @needs_consoles
 def test_a_console_obeys_escapes_once_it_is_asked() -> None:
-    ask = "from gguf_io.system import obeys_escapes\n"
+    ask = "from gguf_io.system import is_terminal, obeys_escapes\n"
     ask += "for name in ('CONOUT$', 'CONOUT$', 'NUL'): print(obeys_escapes(open(name, 'w')))\n"
+    ask += "for name, mode in (('CONIN$', 'r'), ('CONOUT$', 'w'), ('NUL', 'r')): print(is_terminal(open(name, mode)))"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, **OWN_CONSOLE)
-    assert done.stdout.split() == ["True", "True", "False"]
+    assert done.stdout.split() == ["True", "True", "False"] * 2
+
+
+def test_the_null_device_and_files_are_no_terminals(tmp_path: Path) -> None:
+    for name in (os.devnull, tmp_path / "a"):
+        with open(name, "w", encoding="utf-8") as stream:
+            assert not is_terminal(stream)
 
 
 @needs_consoles
@@ -433,6 +445,15 @@ def test_commands_are_shown_as_the_shell_reads_them(
 ) -> None:
     assert shell_line(words, variables, removed, on_windows=False) == posix
     assert shell_line(words, variables, removed, on_windows=True) == powershell
+
+
+def test_packages_are_installed_by_this_pythons_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, variables = ["install", "a>=1"], {"CMAKE_ARGS": "-DX=1;2"}
+    monkeypatch.setattr("shutil.which", lambda _name: str(Path(sys.executable).with_name("pip")))
+    assert pip_line(*words, variables=variables) == shell_line(["pip", *words], variables)
+    for other in (None, str(Path("other", "pip"))):
+        monkeypatch.setattr("shutil.which", lambda _name, other=other: other)
+        assert pip_line(*words) == shell_line([sys.executable, "-m", "pip", *words])
 
 
 HARD = [
@@ -504,6 +525,7 @@ with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIP
 """
 
 
+@pytest.mark.skipif(ON_WINE, reason="Wine 8 sends no Ctrl-Break")
 def test_a_program_in_a_session_of_its_own_ends_by_itself() -> None:
     command = [sys.executable, "-c", ENDS, CATCHES]
     done = subprocess.run(command, capture_output=True, check=True, **OWN_CONSOLE)

@@ -231,7 +231,7 @@ def test_only_wheels_for_this_system_and_version_count(index: Index, monkeypatch
     with new_client() as client:
         with pytest.raises(RequestError) as caught:
             gpu_install.find_wheel(client, BUILDS[0], [H100], index.url, None)
-        assert 'CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=90"' in str(caught.value)
+        assert "'-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=90'" in str(caught.value)
         assert "install --no-cache-dir --no-binary llama-cpp-python --force-reinstall" in str(caught.value)
         index.routes["/llama-cpp-python/"] += (
             f'<a href="x/llama_cpp_python-{VERSION}%2Bcu130-py3-none-any.whl">'.encode()

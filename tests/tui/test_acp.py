@@ -31,7 +31,7 @@ from localllm.wings.tools.journal import Journal
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.gguf_io.test_sounds import wav
-from tests.systems import needs_commands, use_own_places
+from tests.systems import make_terminal, needs_commands, use_own_places
 from tui.acp.agent import LocalAgent
 from tui.backend import LoadedInfo
 
@@ -978,7 +978,7 @@ def test_on_a_terminal_the_command_explains_its_purpose(monkeypatch: pytest.Monk
     from localllm.cli.main import main
 
     monkeypatch.setattr(sys, "argv", ["localllm", "agent"])
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    make_terminal(sys.stdin, monkeypatch)
     with pytest.raises(SystemExit) as info:
         main({"agent": "tui.acp.command:agent"})
     assert info.value.code == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import SettingsError
-from tests.systems import own_places
+from tests.systems import make_terminal, own_places
 from tui.main import main, model_and_prompt
 
 HEAVY = {"numba", "llvmlite", "textual", "fastapi", "llama_cpp", "tokenizers", "jinja2", "numpy"}
@@ -62,7 +62,7 @@ def collecting() -> Iterator[None]:
 def start_in_a_terminal(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
     """Run the program up to the chat, and return its exit code."""
     for stream in (sys.stdin, sys.stdout):
-        monkeypatch.setattr(stream, "isatty", lambda: True)
+        make_terminal(stream, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["localllm", *arguments])
     monkeypatch.setattr("tui.terminal.go_on_watched", lambda: None)
     with pytest.raises(SystemExit) as end:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gguf_io.system import is_terminal, pip_line
 from localllm.errors import RequestError
 from localllm.front.options import COMPUTING, Remote, model_names, setting_flags, with_flags
 
@@ -27,9 +28,9 @@ def agent(
     The model gets the chat's tools; the editor asks before changes and commands.
     """
     if importlib.util.find_spec("acp") is None:
-        install = f"\"{sys.executable}\" -m pip install 'agent-client-protocol>=0.12'"
+        install = pip_line("install", "agent-client-protocol>=0.12")
         raise RequestError(f"The agent for editors needs the extra agent: {install}")
-    if sys.stdin.isatty():
+    if is_terminal(sys.stdin):
         raise RequestError("An editor starts this command and speaks to it. To chat in the terminal: `localllm chat`.")
     from tui.acp.run import run_agent
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from gguf_io.system import pip_line
 from localllm.actions.action import Action, Tool, ToolError
 from localllm.errors import SettingsError, reason
 from localllm.files import read_text
@@ -99,7 +99,7 @@ class McpServers:
         except ImportError as error:
             raise SettingsError(
                 "The servers in mcp.json need the package mcp, which is not installed. Install it for this Python, or "
-                f"remove mcp.json:\n  \"{sys.executable}\" -m pip install 'mcp>=2.3'"
+                f"remove mcp.json:\n  {pip_line('install', 'mcp>=2.3')}"
             ) from error
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="MCP servers", daemon=True)

@@ -7,19 +7,14 @@ import pytest
 
 from localllm.errors import RequestError
 from localllm.front.prompt import check_text, read_format, read_prompt
-
-
-class Stdin(io.TextIOWrapper):
-    def __init__(self, data: bytes, terminal: bool = False) -> None:
-        super().__init__(io.BytesIO(data), encoding="utf-8")
-        self.terminal = terminal
-
-    def isatty(self) -> bool:
-        return self.terminal
+from tests.systems import make_terminal
 
 
 def with_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes, terminal: bool = False) -> None:
-    monkeypatch.setattr("sys.stdin", Stdin(data, terminal))
+    stream = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+    if terminal:
+        make_terminal(stream, monkeypatch)
+    monkeypatch.setattr("sys.stdin", stream)
 
 
 def test_argument_alone_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

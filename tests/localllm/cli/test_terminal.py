@@ -5,15 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from localllm.front import terminal
+from tests.systems import make_terminal
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def on_screen(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    stream = Terminal()
+def on_screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    stream = io.StringIO()
+    make_terminal(stream, monkeypatch)
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr(terminal, "obeys_escapes", lambda _stream: True)
