@@ -13,6 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from localllm.bounded_json import parsed
+
 if TYPE_CHECKING:  # the chat draws its first screen before NumPy is loaded
     from gguf_io.image_rows import ImagePieces, ImageRows, ReadPicture
     from gguf_io.media import View
@@ -155,8 +157,8 @@ class Placeholders:
         hidden = self.hide(call)
         if isinstance(arguments, str) and "\\" in arguments:
             try:
-                value = json.loads(arguments)
-            except (ValueError, RecursionError):
+                value = parsed(arguments)
+            except ValueError:
                 return hidden
             if (harmless := self.hide(value)) != value:
                 hidden["function"]["arguments"] = json.dumps(harmless, ensure_ascii=False)

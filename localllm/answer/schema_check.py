@@ -12,6 +12,7 @@ from gguf_io.confined import ChildEndedError, ConfinedChildren
 from localllm.answer.event import Answer
 from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls.call import parameters_of
+from localllm.bounded_json import parsed
 from localllm.errors import RequestError
 from localllm.text import shortened
 
@@ -34,9 +35,9 @@ def unmet(request: AnswerRequest, answer: Answer) -> tuple[str, ...]:
     """Sentences on how a complete answer violates its schemas, without any of its text; none if it matches them."""
     if isinstance(request.format, Mapping):
         try:
-            value = json.loads(answer.content)
-        except ValueError:
-            return ("The answer is not valid JSON.",)
+            value = parsed(answer.content)
+        except ValueError as error:
+            return (f"The answer cannot be read as JSON: {error}.",)
         return _lacking("The answer", request.format, value)
     parameters = parameters_of(request.offered_tools)
     found: list[str] = []

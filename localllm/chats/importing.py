@@ -25,6 +25,7 @@ from urllib.parse import unquote_to_bytes
 
 from gguf_io.system import open_regular
 from localllm.answer.tool_calls import ToolCall
+from localllm.bounded_json import parsed
 from localllm.chats.parameters import NAMES
 from localllm.chats.records import Attachment, Message, Role, SessionSummary
 from localllm.chats.saved import OF_THE_CHAT
@@ -277,7 +278,7 @@ def _parsed(data: bytes, where: str, line: int) -> Any:
     """JSON. line: the number of the line, if only one is parsed. Raises _BadFileError."""
     at = f"line {line}, " if line else ""
     try:
-        return json.loads(data)
+        return parsed(data)
     except json.JSONDecodeError as error:
         place = at or f"line {error.lineno}, "
         raise _BadFileError(
@@ -285,9 +286,8 @@ def _parsed(data: bytes, where: str, line: int) -> Any:
         ) from error
     except UnicodeDecodeError as error:
         raise _BadFileError(f"{where}is not UTF-8 text ({at}byte {error.start}). Choose another file.") from error
-    except (RecursionError, ValueError) as error:  # a ValueError for a number of thousands of digits
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise _BadFileError(f"{where}cannot be read as JSON: {why}. Choose another file.") from error
+    except ValueError as error:  # too deep, or a number of thousands of digits
+        raise _BadFileError(f"{where}cannot be read as JSON: {error}. Choose another file.") from error
 
 
 def _json_lines(data: bytes, where: str) -> list[Any]:
@@ -484,14 +484,14 @@ def _llama_files(extra: Sequence[Any], files: _Pictures, left_out: Counter[str])
 
 def _calls(value: Any) -> Iterator[tuple[str, ToolCall]]:
     """OpenAI's tool calls by their ids; llama.cpp's page stores them as a JSON text."""
-    with suppress(ValueError, RecursionError):
-        value = json.loads(value) if isinstance(value, str) and value else value
+    with suppress(ValueError):
+        value = parsed(value) if isinstance(value, str) and value else value
     for place, call in enumerate(map(_dict, _list(value))):
         function = _dict(call.get("function"))
         text = _text(function.get("arguments"))
         arguments: Any = None
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(text)
+        with suppress(ValueError):
+            arguments = parsed(text)
         known = arguments if isinstance(arguments, dict) else {"arguments": text}
         yield _text(call.get("id")) or str(place), ToolCall(_text(function.get("name")) or "tool", known)
 

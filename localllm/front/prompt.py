@@ -1,6 +1,5 @@
 """Reads a prompt from arguments, files and standard input."""
 
-import json
 import os
 import re
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_io.system import as_utf_8, is_terminal
+from localllm.bounded_json import parsed
 from localllm.errors import RequestError
 from localllm.files import read_text, text_of
 from localllm.text import shortened
@@ -44,7 +44,7 @@ def read_format(argument: str) -> Any:
     if argument.isalpha() and not os.path.exists(argument):
         raise RequestError(f"--format {shortened(argument)}: is neither json, nor a JSON Schema, nor a file with one.")
     try:
-        schema = json.loads(check_text(argument) if in_place else read_text(Path(argument), pipes=True))
+        schema = parsed(check_text(argument) if in_place else read_text(Path(argument), pipes=True))
     except ValueError as error:
         raise RequestError(f"--format {shortened(argument)}: is not JSON: {error}.") from error
     if not isinstance(schema, dict):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from localllm.bounded_json import parsed
 from localllm.errors import LocalLLMError, reason
 
 CONNECT_S = 10.0  # only connecting has a timeout: prefill of a long prompt may take minutes
@@ -168,8 +169,8 @@ class RemoteCall:
                 self.close()
                 raise RemoteError(f"{self._endpoint}{self._route} sends more than {LONGEST_JSON // 2**20} MiB.")
         try:
-            answer = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            answer = parsed(text)
+        except ValueError as error:
             raise RemoteError(f"{self._endpoint}{self._route} does not send JSON. Is it a model server?") from error
         if not isinstance(answer, dict):
             raise RemoteError(f"{self._endpoint}{self._route} does not send a JSON object: {bytes(text[:80])!r}.")
@@ -227,8 +228,8 @@ class RemoteCall:
 def refusal(text: str) -> str:
     """The error message in a refusal's body, in the formats of various servers."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
+        content = parsed(text)
+    except ValueError:
         return text[:200].strip()
     for key in ("error", "message", "detail"):
         if isinstance(content, dict) and content.get(key):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from localllm.answer.event import AnswerEvent, AnswerPart, PartKind, called
 from localllm.answer.request import AnswerRequest, Message
 from localllm.answer.tool_calls import ToolCall
+from localllm.bounded_json import parsed
 from localllm.engine.request import Counts, FinishReason, Progress, Timings
 from localllm.errors import RequestError
 from localllm.remote.connection import Endpoint, RemoteCall, RemoteError
@@ -144,7 +145,7 @@ def _objects(call: RemoteCall) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = parsed(line)
         except ValueError as error:
             raise RemoteError(f"The server sent a line that is not JSON: {line[:80]!r}. Is it Ollama's?") from error
         if not isinstance(found, dict):

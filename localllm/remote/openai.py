@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from localllm.answer.event import AnswerEvent, AnswerPart, Logprob, PartKind, called
 from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls import ToolCall
+from localllm.bounded_json import parsed
 from localllm.engine.request import Counts, FinishReason
 from localllm.errors import RequestError, SettingsError
 from localllm.remote.connection import Endpoint, RemoteCall, RemoteError, refusal
@@ -209,7 +210,7 @@ def _events(call: RemoteCall) -> Iterator[dict[str, Any]]:
         if text == b"[DONE]":
             return
         try:
-            event = json.loads(text)
+            event = parsed(text)
         except ValueError as error:
             raise RemoteError(f"The server sent an event that is not JSON: {text[:80]!r}.") from error
         if not isinstance(event, dict) or event.get("error"):
@@ -256,7 +257,7 @@ class _Calls:
         if index is None:
             return []
         try:
-            arguments = json.loads(source or "{}")
+            arguments = parsed(source or "{}")
         except ValueError:
             arguments = None
         if not isinstance(arguments, dict) or not name:

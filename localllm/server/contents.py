@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import json
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from gguf_io.errors import PictureError
 from gguf_io.media import is_sound
 from localllm.answer.placeholders import NOTE, without_images
 from localllm.answer.request import AnswerRequest
+from localllm.bounded_json import parsed
 from localllm.extraction import UnreadableError
 from localllm.server.bodies import OpenAIMessage, OpenAIToolCall, note_ignored, shown
 from localllm.server.errors import ApiError
@@ -46,10 +46,10 @@ def left_out(kind: str) -> str:
 def as_arguments(given: str | dict[str, Any]) -> str | dict[str, Any]:
     """The arguments of an earlier tool call. If the model wrote no valid JSON object, its text is wrapped in one."""
     try:
-        parsed = json.loads(given or "{}") if isinstance(given, str) else given
-    except (ValueError, RecursionError):
-        parsed = None
-    if isinstance(parsed, dict):
+        found = parsed(given or "{}") if isinstance(given, str) else given
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
         return given
     note_ignored("arguments of an earlier tool call that are not a JSON object; the model reads them as text")
     return {"malformed": given}

@@ -9,13 +9,13 @@ from anyio import to_thread
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
+from localllm.bounded_json import TOO_DEEP, levels
 from localllm.server.bodies import IGNORED
 from localllm.server.contents import READING, ImageReading
 from localllm.server.errors import TOO_LONG_OLLAMA, Refusal
 from localllm.server.files import READ
 from localllm.server.limits import (
     MAX_JSON_CONTAINERS,
-    MAX_JSON_DEPTH,
     MAX_JSON_KEYS,
     MAX_JSON_MEMBERS,
     MAX_JSON_VALUES,
@@ -31,7 +31,6 @@ INLINE_BYTES = 64 * 1024
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 _SHOULD_BE = "Input should be "
-_TOO_DEEP = f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels"
 
 
 def parse_json(body: bytes) -> Any:
@@ -48,8 +47,9 @@ def parse_json(body: bytes) -> Any:
     except ValueError as error:  # Python's limit on the digits of an integer
         raise ValueError("the body holds a number of too many digits") from error
     except RecursionError as error:
-        raise ValueError(_TOO_DEEP) from error
-    _check_depth(parsed)
+        raise ValueError(TOO_DEEP) from error
+    if any(len(node) > MAX_JSON_KEYS for level in levels(parsed) for node in level if isinstance(node, dict)):
+        raise ValueError(f"an object in the JSON has more than {MAX_JSON_KEYS:,} keys")
     return parsed
 
 
@@ -72,19 +72,6 @@ def _is_too_large(body: bytes) -> bool:
         or body.count(b",") + containers > MAX_JSON_VALUES
         or body.count(b":") > MAX_JSON_MEMBERS
     )
-
-
-def _check_depth(parsed: Any) -> None:
-    """Raise ValueError for a body that is nested too deeply, or with an object of too many keys."""
-    level = [parsed]
-    for _ in range(MAX_JSON_DEPTH + 1):
-        if any(len(node) > MAX_JSON_KEYS for node in level if isinstance(node, dict)):
-            raise ValueError(f"an object in the JSON has more than {MAX_JSON_KEYS:,} keys")
-        nodes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
-        level = [child for children in nodes for child in children]
-        if not level:
-            return
-    raise ValueError(_TOO_DEEP)
 
 
 class _NoConstantError(ValueError):

@@ -1,7 +1,6 @@
 """Limits of one request. A request that exceeds them is refused with status 400 or 413 before any work."""
 
 MAX_BODY_BYTES = 16 * 2**20
-MAX_JSON_DEPTH = 128
 MAX_JSON_VALUES = 2_000_000  # enough for a prompt of token ids in the longest contexts
 MAX_JSON_CONTAINERS = 100_000
 MAX_JSON_MEMBERS = 100_000  # keys of all objects

@@ -19,6 +19,7 @@ from localllm.answer.tool_calls.formats import (
     Slot,
     Tags,
 )
+from localllm.bounded_json import parsed
 
 LONGEST_BLANK = 200
 LONGEST_WORD = 40  # in a tag
@@ -79,7 +80,7 @@ class CallReader:
             next(self._reading)
         except StopIteration:
             self.closed, self.rest = True, self._text[self._at :]
-        except (BrokenCallError, ValueError, RecursionError):
+        except (BrokenCallError, ValueError):
             self.broken, self.rest = True, self._text[self._at :]
         found, self._found = self._found, []
         return found
@@ -271,7 +272,7 @@ class CallReader:
             if sent > first and not depth:
                 break
             yield
-        value = json.loads(self._text[first:sent])
+        value = parsed(self._text[first:sent])
         if not isinstance(value, dict):
             raise BrokenCallError
         return value
@@ -351,7 +352,7 @@ class CallReader:
             if depth < 0:
                 raise BrokenCallError
         self._write("}", written)
-        found: dict[str, Any] = json.loads("".join(written))
+        found: dict[str, Any] = parsed("".join(written))
         return found
 
     def _string(self, quotes: str, written: list[str]) -> Reading:
@@ -393,7 +394,7 @@ def _value(text: str, schema: Any, root: Schema) -> Any:
     if is_string and not (nullable and text == "null"):
         return text
     try:
-        return json.loads(text)
+        return parsed(text)
     except ValueError:
         return text
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from localllm.answer.event import Answer, AnswerEvent
 from localllm.answer.tool_calls import ToolCall
+from localllm.bounded_json import parsed
 from localllm.engine.request import FinishReason
 from localllm.server.answering import Writer
 from localllm.server.bodies import Object, Sampled
@@ -179,12 +180,12 @@ def _choices(texts: Sequence[str]) -> str:
 
 def _parsed(schema: str) -> Any:
     try:
-        parsed = json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"guided_json is not JSON: {error}") from error
-    if not isinstance(parsed, dict):
+        found = parsed(schema)
+    except ValueError as error:
+        raise ApiError(400, f"guided_json cannot be read: {error}") from error
+    if not isinstance(found, dict):
         raise ApiError(400, "guided_json must be a JSON Schema")
-    return parsed
+    return found
 
 
 def format_of(given: Any) -> Any:

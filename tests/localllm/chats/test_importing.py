@@ -343,7 +343,7 @@ CHAT = json.dumps(open_webui_chat()).encode()
         (b"", "is not complete JSON"),
         (CHAT[: len(CHAT) // 2], "is not complete JSON .line 1, character .* Export it again"),
         (as_lines(llama_session()).encode()[:-9], r"is not complete JSON \(line 9, "),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 500 + b"]" * 500, "nested deeper than 128 levels"),
         (b'{"a": 1' + b"0" * 5_000 + b"}", "cannot be read as JSON"),
         (b"\x89PNG\xff", "is not UTF-8 text"),
         (b"[]", "has no chats that can be read"),

@@ -63,6 +63,7 @@ def test_a_format_is_json_a_schema_or_a_file_with_one(tmp_path: Path) -> None:
     assert read_format(f" {json.dumps(schema)}") == read_format(str(tmp_path / "schema.json")) == schema
     for wrong, told in (
         ('{"type"', "is not JSON: "),
+        ('{"items":' * 500 + "{}" + "}" * 500, "nested deeper than 128 levels"),
         (str(tmp_path / "list.json"), "is not a JSON Schema"),
         (str(tmp_path / "missing"), "missing: cannot be read: No such file"),
     ):

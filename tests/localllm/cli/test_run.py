@@ -138,7 +138,8 @@ def test_what_a_schema_cannot_enforce_is_checked_and_reported(
 ) -> None:
     monkeypatch.setattr(ScriptedModel, "constraint", lambda *_, **_after: None, raising=False)
     assert run(ScriptedModel(), "Hello", "--format", '{"type": "object"}') == 0
-    assert capsys.readouterr() == ("Once é\n", "warning: The answer is not valid JSON.\n")
+    told = "warning: The answer cannot be read as JSON: Expecting value: line 1 column 1 (char 0).\n"
+    assert capsys.readouterr() == ("Once é\n", told)
     assert run(ScriptedModel(), "Hello", "--format", "json") == 0
     assert capsys.readouterr().err == ""
 

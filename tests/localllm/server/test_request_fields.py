@@ -1,6 +1,7 @@
 """A field of a request that is added in one place and forgotten in another."""
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_every_field_of_a_body_or_a_request_is_read() -> None:
         for node in nodes(".")
         if isinstance(node, ast.Attribute | ast.Constant)
     }
-    given = {name for body in bodies(Body) for name in vars(body).get("__annotations__", {})}
+    given = {name for body in bodies(Body) for name in inspect.get_annotations(body)}
     given |= {field.name for record in (AnswerRequest, GenerationRequest) for field in fields(record)}
     assert given - names - {"model_config"} == {"cache_prompt", "embd_normalize"}
 
