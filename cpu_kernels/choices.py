@@ -34,8 +34,9 @@ from cpu_kernels.simd.vectors import put_i64
 # made since the beginning; callers asleep until all are made; calls; helpers asleep until the next; and the call.
 _CLAIMS, _MADE, _ASLEEP, _CALLS, _PARKED, _CALL = (64 * i for i in range(6))
 # A call: the choices' operations of `choose`, the address of its code, a step record for each thread, whether to end;
-# the first choice's logits, or 0 if the operations have them, and bytes to the next one's; where tokens are written.
-_OPERATIONS, _CHOOSE, _RECORDS, _ENDS, _LOGITS, _STRIDE, _TOKENS = range(7)
+# the first choice's logits, or 0 if the operations have them, and bytes to the next one's; where tokens are written;
+# how many choices will have been made since the beginning.
+_OPERATIONS, _CHOOSE, _RECORDS, _ENDS, _LOGITS, _STRIDE, _TOKENS, _GOAL = range(8)
 _OF_CHOICE = indices_of(Choose)
 _BITS = 20
 _MASK = (1 << _BITS) - 1
@@ -52,7 +53,7 @@ def _make(control: int, thread: int) -> None:
     of_call = control + _CALL
     claimed = atomic_add(control + _CLAIMS, 1)
     while claimed & _MASK < claimed >> _BITS:
-        number, logits = claimed & _MASK, field(of_call, _LOGITS)
+        number, logits, goal = claimed & _MASK, field(of_call, _LOGITS), field(of_call, _GOAL)
         operation = field(field(of_call, _OPERATIONS), number)
         record = field(of_call, _RECORDS) + thread * (8 * Step.SIZE)
         if logits != 0:
@@ -60,9 +61,9 @@ def _make(control: int, thread: int) -> None:
         call_kernel(field(of_call, _CHOOSE), operation, record, 0, 1)
         token = get_f64(argument(operation, _OF_CHOICE.choice) + 8 * Choice.TOKEN)
         put_i64(field(of_call, _TOKENS) + 8 * number, int(token))
-        atomic_add(control + _MADE, 1)
-        # A full fence, like the addition: a caller that is not counted here sees the choice and stays awake.
-        if atomic_add(control + _ASLEEP, 0) > 0:
+        made = atomic_add(control + _MADE, 1) + 1
+        # A full fence, like the addition: a caller that is not counted here sees the last choice and stays awake.
+        if made == goal and atomic_add(control + _ASLEEP, 0) > 0:
             wake(control + _MADE)
         claimed = atomic_add(control + _CLAIMS, 1)
 
@@ -72,6 +73,7 @@ def choose_all(control: int, count: int, thread: int, threads: int) -> None:
     """Make `count` choices, and wait for those that helpers have begun."""
     made = atomic_load(control + _MADE)
     goal, until = made + count, ticks() + microseconds(_SPIN_US)
+    put_i64(control + _CALL + 8 * _GOAL, goal)
     atomic_store(control + _CLAIMS, count << _BITS)
     atomic_add(control + _CALLS, 1)
     if count != 1 and atomic_add(control + _PARKED, 0) > 0:

@@ -227,14 +227,30 @@ def _block(x: int, n: int, i: int) -> Any:
 
 
 @inner
-def _extremes(x: int, n: int) -> Any:
-    """The highest of n floats, NaN if any is NaN, and how many are above minus infinity."""
-    high, lowest, bits, possible = splat_f32(-_INFINITY), splat_f32(-_INFINITY), zero_i32(), zero_i32()
-    for i in range(0, n, 16):
+def _extremes(x: int, n: int, groups: int) -> Any:
+    """The highest of n floats, NaN if any is NaN, and how many are above minus infinity.
+
+    Neighbours are in different groups: those of high logits are often high, too. The highest of each of 256 groups,
+    without the last floats, are written to `groups`.
+    """
+    lowest, whole = splat_f32(-_INFINITY), n // 256 * 256
+    bits, possible = zero_i32(), zero_i32()
+    for i in range(0, 256, 16):
+        store_f32(groups + 4 * i, lowest)
+    for begin in range(0, whole, 256):
+        for i in range(0, 256, 16):
+            values, group = load_f32(x + 4 * (begin + i)), groups + 4 * i
+            store_f32(group, max_f32(values, load_f32(group)))
+            bits = max_i32(bits, magnitude(values))
+            possible = add_i32(possible, above_f32(values, lowest))
+    high = lowest
+    for i in range(whole, n, 16):
         values = _block(x, n, i)
         high = max_f32(values, high)
         bits = max_i32(bits, magnitude(values))
         possible = add_i32(possible, above_f32(values, lowest))
+    for i in range(0, 256, 16):
+        high = max_f32(load_f32(groups + 4 * i), high)
     highest, largest = largest_f32(high), largest_magnitude(bits)
     return largest if math.isnan(largest) else highest, -sum_i32(possible)
 
@@ -271,28 +287,32 @@ def _keep_above(x: int, ids: int, n: int, bound: float, places: Any) -> int:
 
 @inner
 def _keep_likely(x: int, ids: int, n: int, first: float, places: Any) -> int:
-    """Keep the `first` highest of many logits and some more; returns how many.
+    """Keep the `first` highest of many logits and some more, after _extremes; returns how many.
 
     As many of the highest logits of 256 groups are not below the bound, so that at least as many logits are not.
     """
     groups = places[2][1]
-    for i in range(0, 1024, 64):
-        store_f32(groups + i, load_f32(x + i))
-    for i in range(1024, n // 256 * 1024, 64):
-        group = groups + i % 1024  # neighbours are in different groups: those of high logits are often high, too
-        store_f32(group, max_f32(load_f32(x + i), load_f32(group)))
     above, bound = _range(groups, 256)
     for _ in range(_HALVINGS):
-        middle = 0.5 * (above + bound)
-        if _count_above(groups, 256, middle) >= first:
-            bound = middle
+        middle = np.float32(0.5 * (above + bound))
+        found, value = 0, splat_f32(middle)
+        for i in range(0, 1024, 64):
+            found += count_lanes(not_above_f32(value, load_f32(groups + i)))
+        if found >= first:
+            bound = float(middle)
         else:
-            above = middle
-    kept, value = 0, splat_f32(np.float32(bound))
-    for i in range(0, n, 16):
-        mask = and_i32(not_above_f32(value, _block(x, n, i)), before(n - i))
-        if _COMPRESSES or count_lanes(mask) > 0:
-            kept = _append(x, ids, n, i, mask, kept, places)
+            above = float(middle)
+    kept, value, i = 0, splat_f32(np.float32(bound)), 0
+    while i < n:
+        if i + 64 <= n:  # most have none
+            at = x + 4 * i
+            lower, upper = max_f32(load_f32(at), load_f32(at + 64)), max_f32(load_f32(at + 128), load_f32(at + 192))
+            if count_lanes(not_above_f32(value, max_f32(lower, upper))) == 0:
+                i += 64
+                continue
+        for j in range(i, min(i + 64, n), 16):
+            kept = _append(x, ids, n, j, not_above_f32(value, _block(x, n, j)), kept, places)
+        i += 64
     return kept
 
 
@@ -835,7 +855,7 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
     if typical_p < 1.0:
         n = _keep_mass(x, ids, n, top, typical_p, 1, min_keep, places)
         x, ids = own, own_ids
-        top = float(_extremes(x, n)[0])
+        top = float(_extremes(x, n, places[2][1])[0])
     if top_p < 1.0:
         n = _keep_mass(x, ids, n, top, top_p, 0, min_keep, places)
         x, ids = own, own_ids
@@ -931,13 +951,14 @@ def choose(op: int, step: int, thread: int, threads: int) -> None:
         x, n, allowed = argument(op, _CHOOSE.logits), argument(op, _CHOOSE.count), argument(op, _CHOOSE.allowed)
         rules, choice = argument(op, _CHOOSE.rules), argument(op, _CHOOSE.choice)
         places = _places(scratch(step, thread), n)
-        highest, possible = _extremes(x, n)
+        highest, possible = _extremes(x, n, places[2][1])
         put_f64(choice + 8 * Choice.HIGHEST, float(highest))
         put_f64(choice + 8 * Choice.TOKEN, -1.0)
         if highest < _INFINITY:
             if allowed != 0 or possible < n:
                 n = _keep_allowed(x, n, allowed, places)
                 if n > 0:
-                    _choose(places[0], places[1], n, _extremes(places[0], n)[0], rules, choice, places)
+                    highest, _ = _extremes(places[0], n, places[2][1])
+                    _choose(places[0], places[1], n, highest, rules, choice, places)
             else:
                 _choose(x, 0, n, highest, rules, choice, places)

@@ -48,8 +48,8 @@ IDLE_S = 1.0
 
 # Threads that choose a step's tokens where a device computes, the engine's included.
 CHOOSERS = min(usable_processors(), 8)
-# Steps in a row that are begun before the one before them is worked up. Then one is scheduled: for waiting requests,
-# and for KV that is to be exported.
+# Steps in a row that are begun before the one before them is worked up, while requests wait or KV is to be exported.
+# Then one is scheduled.
 MOST_AHEAD = 16
 
 log = logging.getLogger(__name__)
@@ -428,7 +428,10 @@ class Engine:
             begun.choices = choices if len(choices) == len(generations) else ()
             begun.constrained = [at for at, one in enumerate(generations) if one.is_constrained]
             begun.scored = [at for at, one in enumerate(generations) if one.request.sampling.logprobs is not None]
-        may_go_on = begun.ahead < MOST_AHEAD and self.runner.info.can_truncate and not self.journal.asked
+        spiller = self.kv.spiller
+        awaited = bool(self.scheduler.waiting) or (spiller is not None and spiller.waits)
+        in_time = begun.ahead < MOST_AHEAD or not awaited
+        may_go_on = in_time and self.runner.info.can_truncate and not self.journal.asked
         has_room = self.runner.pages_free() >= len(plan)  # a token takes one page at most
         if may_go_on and has_room and self.scheduler.next_is_known(plan):
             following = plan.following()

@@ -204,13 +204,12 @@ class Scheduler:
     def next_is_known(self, plan: Plan) -> bool:
         """Whether the step after a plan has the same sequences and no drafts, unless one of its tokens changes that."""
         generations = [part.generation for part in plan.parts]
-        return (
-            plan.only_decodes
-            and len(generations) == len(self.running)
-            and all(generation.goes_on for generation in generations)
-            and self._drafter is None
-            and not any(self._drafts(plan, generations))
-        )
+        if not plan.only_decodes or len(generations) < len(self.running):
+            return False
+        if not all(generation.goes_on for generation in generations):
+            return False
+        drafts, wanted = self._drafts(generations)
+        return not (wanted or any(drafts))
 
     def observe(self, plan: Plan, seconds: float, accepted: int) -> None:
         """Learn chunk sizes and the cost of speculation from a step's time. Steps with images are ignored.
@@ -309,22 +308,28 @@ class Scheduler:
         return True
 
     def _add_decodes(self, plan: Plan, decoding: list[Generation]) -> None:
-        for generation, drafts in zip(decoding, self._drafts(plan, decoding), strict=True):
+        drafts, wanted = self._drafts(decoding)
+        if wanted:
+            self._guess(plan, decoding, drafts, wanted)
+        for generation, draft in zip(decoding, drafts, strict=True):
             if generation.sequence.handle is None:  # preempted for an earlier one in this step
                 continue
             room = self._runner.info.max_rows - len(plan) - 1
             if room < 0:
                 return
-            if drafts and self._add(plan, PlannedRows(generation, 1, drafts[:room])):
+            if draft and self._add(plan, PlannedRows(generation, 1, draft[:room])):
                 continue
             while not self._add(plan, PlannedRows(generation, 1)) and self._preempt(plan) is not generation:
                 pass
 
-    def _drafts(self, plan: Plan, decoding: list[Generation]) -> list[list[int]]:
-        """A draft for each generation: by prompt lookup, or by a model if the lookup finds nothing."""
+    def _drafts(self, decoding: list[Generation]) -> tuple[list[list[int]], dict[int, Wanted]]:
+        """A draft for each generation by prompt lookup; by index, what the drafter shall draft for the others."""
+        drafts: list[list[int]] = [[] for _ in decoding]
+        wanted: dict[int, Wanted] = {}
+        drafter = self._drafter
         can_truncate = self._runner.info.can_truncate
-        if not can_truncate or not (self._drafter or any(each.speculation.knows_more for each in decoding)):
-            return [[] for _ in decoding]
+        if not can_truncate or not (drafter or any(each.speculation.knows_more for each in decoding)):
+            return drafts, wanted
         others = len(decoding) - 1
         spare = (self.chunk.rows - len(decoding)) // len(decoding)
         limits = [min(spare, generation.most_drafted) for generation in decoding]
@@ -332,40 +337,35 @@ class Scheduler:
             generation.speculation.look_up(limit, self.costs, others)
             for generation, limit in zip(decoding, limits, strict=True)
         ]
-        if self._drafter is not None:
-            self._ask_drafter(plan, decoding, limits, drafts)
-        return drafts
-
-    def _ask_drafter(self, plan: Plan, decoding: list[Generation], limits: list[int], drafts: list[list[int]]) -> None:
-        """Let the drafter fill in the drafts that are empty, where that pays."""
-        drafter = self._drafter
-        assert drafter is not None
-        if not self.costs.is_known(len(decoding)):
-            return
+        if drafter is None or not self.costs.is_known(len(decoding)):
+            return drafts, wanted
         if not self.costs.is_known(len(decoding) + 1):
             # What a further row costs decides whether drafts pay: it is measured with a guess that costs nothing.
             drafts[0] = drafts[0] or [decoding[0].sequence.tokens[-1]][: limits[0]]
-            return
-        wanted: list[Wanted] = []
-        asked: list[int] = []
+            return drafts, wanted
         for at, (generation, limit) in enumerate(zip(decoding, limits, strict=True)):
             if drafts[at] or limit <= 0:
                 continue
             reading_s = drafter.reading_s(generation.sequence)
             count = drafter.length.choose(
-                limit, self.costs, drafter.token_s, len(decoding) - 1, reading_s, generation.generated, drafter.start_s
+                limit, self.costs, drafter.token_s, others, reading_s, generation.generated, drafter.start_s
             )
             if count:
-                asked.append(at)
-                wanted.append(Wanted(generation.sequence, count, drafter.length.affordable_s))
-        if not wanted:
-            return
+                wanted[at] = Wanted(generation.sequence, count, drafter.length.affordable_s)
+        return drafts, wanted
+
+    def _guess(
+        self, plan: Plan, decoding: list[Generation], drafts: list[list[int]], wanted: dict[int, Wanted]
+    ) -> None:
+        """Let the drafter make the drafts that are wanted of it."""
+        drafter = self._drafter
+        assert drafter is not None
         began = self._clock()
-        guesses = drafter.guess(wanted)
+        guesses = drafter.guess([*wanted.values()])
         plan.drafting_s = self._clock() - began
-        for at, guess in zip(asked, guesses, strict=True):
+        for at, guess in zip(wanted, guesses, strict=True):
             decoding[at].speculation.by_model(drafter.length)
-            decoding[at].writer.drafting_s += plan.drafting_s / len(asked)
+            decoding[at].writer.drafting_s += plan.drafting_s / len(wanted)
             drafts[at] = guess
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:

@@ -119,6 +119,11 @@ class Spiller:
         if disk is not None or (self._copies is not None and len(tokens) >= LEAST_COPIED):
             self._prefixes.append(_Prefix(space, list(tokens), disk, trunk, pins))
 
+    @property
+    def waits(self) -> bool:
+        """Whether prefixes are still to be exported."""
+        return bool(self._prefixes or self._undigested)
+
     def spill(self, wait: bool = False) -> bool:
         """Export one segment; False if there is none, or if the writer is behind and `wait` is False.
 

@@ -14,9 +14,10 @@ from gpu_offload.options import LlamaOptions
 from gpu_offload.runner import LlamaCppRunner
 from localllm.engine import engine
 from localllm.engine.constraint import ConstraintKind, ConstraintVocabulary, compile_constraint
+from localllm.engine.drafter import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.request import ContextPolicy, FinishReason, GenerationRequest, SamplingParams
-from localllm.engine.speculation import DraftLength
+from localllm.engine.speculation import DraftLength, ModelDraftLength
 from localllm.engine.stream import Completion, GenerationStream
 from localllm.errors import LocalLLMError
 from models import builtin
@@ -85,8 +86,46 @@ def test_a_step_is_begun_before_the_tokens_of_the_one_before_are_worked_up() -> 
     running = Engine(AsideRunner(pages=400), FakeVocabulary())
     stream = running.submit(request(1, max_tokens=40))
     began = "".join("-a"[ahead(running)] for _ in range(45)).strip("-")
-    # Every 17th step is scheduled; a last token is known to be the last.
-    assert began == f"{'a' * 16}-{'a' * 16}-{'a' * 4}" and len(stream.collect().token_ids) == 40
+    # A last token is known to be the last.
+    assert began == "a" * 38 and len(stream.collect().token_ids) == 40
+
+
+def test_every_17th_step_is_scheduled_while_a_request_waits() -> None:
+    running = Engine(AsideRunner(pages=400), FakeVocabulary(), max_running=1)
+    running.submit(request(1, max_tokens=40))
+    running.submit(request(2, max_tokens=2))
+    began = "".join("-a"[ahead(running)] for _ in range(45)).strip("-")
+    assert began == f"{'a' * 16}-{'a' * 16}-{'a' * 4}"
+
+
+def drafting(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> Engine:
+    """An engine whose draft model drafts so many tokens in successive decisions, then none."""
+    monkeypatch.setattr(ModelDraftLength, "choose", lambda *_: counts.pop(0) if counts else 0)
+    return Engine(runner, FakeVocabulary(PIECES), drafter=DraftModel(FakeRunner(pages=400)))
+
+
+def test_a_step_for_which_a_draft_model_drafts_nothing_is_begun_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = drafting(AsideRunner(pages=400), monkeypatch, [])
+    stream = running.submit(request(1, max_tokens=40))
+    began = "".join("-a"[ahead(running)] for _ in range(45)).strip("-")
+    # What a further row costs is measured first, twice.
+    assert began == f"aa---{'a' * 33}"
+    assert len(stream.collect().token_ids) == 40
+
+
+def test_answers_with_a_draft_model_are_those_of_a_runner_that_computes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for kind in (AsideRunner, FakeRunner):
+        running = drafting(kind(pages=400), monkeypatch, [0, 3, 0, 0, 0, 0, 0, 2, 0] * 40)
+        streams = [running.submit(request(number, max_tokens=60)) for number in range(4)]
+        run(running)
+        running.close()
+        found.append([stream.collect() for stream in streams])
+    for beside, alone in zip(*found, strict=True):
+        assert (beside.token_ids, beside.text) == (alone.token_ids, alone.text)
+        assert beside.last.counts.drafted > 0
 
 
 def test_the_text_of_a_step_is_sent_while_the_next_one_is_computed() -> None:
@@ -300,7 +339,7 @@ def test_steps_are_begun_ahead_with_grammars_and_log_probabilities(source: str, 
     running = Engine(AsideRunner(pages=400, vocab_size=LETTERS.vocab_size), LETTERS)
     stream = running.submit(constrained(source or ".", 1, max_tokens=40, **others))
     began = "".join("-a"[ahead(running)] for _ in range(45)).strip("-")
-    assert began == f"{'a' * 16}-{'a' * 16}-{'a' * 4}" and len(stream.collect().token_ids) == 40
+    assert began == "a" * 38 and len(stream.collect().token_ids) == 40
 
 
 def test_what_a_grammar_forces_is_computed_in_one_step() -> None:
