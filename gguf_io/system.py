@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TextIO, TypeVar
+from urllib.parse import unquote, urlsplit
 
 if sys.platform == "win32":
     from gguf_io import windows
@@ -318,6 +319,19 @@ def can_name_file(name: str, on_windows: bool = sys.platform == "win32") -> bool
     if not on_windows:
         return "/" not in name and "\0" not in name
     return not (_REFUSED.search(name) or name.endswith((".", " ")) or _DEVICE.fullmatch(name))
+
+
+def file_of_url(url: str) -> str:
+    """The path of the file that a file: URL names, whatever its host. It is text, without bytes that are none.
+
+    Raises ValueError for a malformed URL.
+    """
+    path = urlsplit(url).path
+    if sys.platform == "win32":
+        from urllib.request import url2pathname  # slow to import
+
+        return url2pathname(path)
+    return unquote(path)
 
 
 def same_place(first: Path, second: Path) -> bool:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from gguf_io.media import View
-from gguf_io.system import read_file
+from gguf_io.system import file_of_url, read_file
 from localllm.chats import PASTED, Attachment
 from localllm.chats.attaching import attachments_of
 from localllm.engine.request import Counts
@@ -183,12 +182,8 @@ def mention_of(pasted: str) -> str | None:
     if not text or "\n" in text or len(text) > 4096:
         return None
     try:
-        if text.startswith("file://"):
-            from urllib.request import url2pathname  # slow to import
-
-            name = with_slashes(url2pathname(urlsplit(text).path))
-        else:
-            name = text.strip("'\"").replace("\\ ", " ")
+        is_url = text.startswith("file://")
+        name = with_slashes(file_of_url(text)) if is_url else text.strip("'\"").replace("\\ ", " ")
         path = user_path(name)
         if not path.is_absolute() or not os.path.isfile(path):
             return None

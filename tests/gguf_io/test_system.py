@@ -28,6 +28,7 @@ from gguf_io.system import (
     command_of,
     disk_bytes,
     end_within,
+    file_of_url,
     is_private,
     is_terminal,
     lengthen,
@@ -52,6 +53,21 @@ PACKAGES = [
 ]
 HOME = {"system.py", "windows.py"}
 UNSET = "Remove-Item Env:%s -ErrorAction Ignore"
+
+
+def test_the_file_of_a_url(tmp_path: Path) -> None:
+    for path in (tmp_path / "a b%20c#d?.txt", tmp_path / "ä" / "x"):
+        for url in (path.as_uri(), path.as_uri().replace("file://", "file://localhost", 1)):
+            assert Path(file_of_url(url)) == path
+    with pytest.raises(ValueError, match="IPv6"):
+        file_of_url("file://[/x")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a path that begins with two slashes is another computer's")
+def test_files_of_urls_with_more_slashes_or_bytes_that_are_no_text() -> None:
+    written = {"file:////tmp/x": "//tmp/x", "file://///tmp/x": "///tmp/x", "file://host/tmp/x": "/tmp/x"}
+    written["file:///%ff"] = "/\ufffd"
+    assert {url: file_of_url(url) for url in written} == written
 
 
 def opened(path: Path) -> "contextlib.closing[OpenFolder]":

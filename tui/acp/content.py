@@ -8,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from acp import (
     schema,
@@ -20,6 +19,7 @@ from acp import (
     update_user_message_text,
 )
 
+from gguf_io.system import file_of_url
 from localllm.actions.action import Action
 from localllm.actions.folder import Folder
 from localllm.answer.tool_calls import ToolCall
@@ -173,8 +173,7 @@ def call_id(place: int) -> str:
 
 def _path(uri: str) -> Path | None:
     """The file that a URI names; None for other schemes."""
-    parts = urlsplit(uri)
-    return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
+    return Path(file_of_url(uri)) if urlsplit(uri).scheme == "file" else None
 
 
 def _name(uri: str, folder: Folder) -> str:
