@@ -38,12 +38,13 @@ from cpu_kernels.records import (
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import add_f32, exact_fma, fused_multiply_add, mul_f32, prefetch_lines
-from cpu_kernels.simd.tiles import Tile, Values, tile_store, zero_tile_f32
+from cpu_kernels.simd.tiles import Tile, tile_store, zero_tile_f32
 from cpu_kernels.simd.vectors import (
     F32,
     I8,
     I32,
     I64,
+    Values,
     broadcast,
     f32x16,
     get_f32,

@@ -17,21 +17,13 @@ TILE_WIDTHS = POLICY.tile_widths
 
 
 class Step(IntEnum):
-    """Indices into the step record. ROWS, WIDTH and WIDTH_INDEX have a field per stage.
+    """Indices into the step record. SEGMENTS, SEGMENT_COUNT and PARTS are for all rows; 16 higher, the wanted ones."""
 
-    WIDTH_INDEX selects one of the operation's kernels. SEGMENTS, SEGMENT_COUNT and PARTS are for all rows; the fields
-    at indices 16 higher are for the wanted rows. POSITIONS are places of rows in pages, ROPE_ROWS their rows in rope
-    tables, which differ after an image. IMAGE_ROWS: an image's embeddings, which replace those of tokens, 0 for none.
-    LOOK_AHEAD: how many tokens after its own a row of an image sees. TURN: a number of the program's run, set by it;
-    see cpu_kernels.sharing. AHEAD: prefetch distances of products in bytes, one field per kind of `Ahead`. ADAPTERS,
-    WANTED_ADAPTERS: tables of the rows that LoRA adapters change (cpu_kernels.lora), 0 in a step without adapters.
-    """
-
-    ROWS = 0
+    ROWS = 0  # ROWS, WIDTH and WIDTH_INDEX have a field per stage
     WIDTH = 3
-    WIDTH_INDEX = 6
+    WIDTH_INDEX = 6  # selects one of the operation's kernels
     TOKENS = 9
-    POSITIONS = 10
+    POSITIONS = 10  # places of rows in pages
     ROW_TABLES = 11
     SEGMENTS = 12
     SEGMENT_COUNT = 13
@@ -39,17 +31,17 @@ class Step(IntEnum):
     ROPE_TABLES = 15
     SCRATCH = 19
     SCRATCH_STRIDE = 20
-    TURN = 21
+    TURN = 21  # a number of the program's run, set by it; see cpu_kernels.sharing
     PARTS = 22
-    AHEAD = 23
-    ROPE_ROWS = 26
-    LOOK_AHEAD = 27
+    AHEAD = 23  # prefetch distances of products in bytes, one field per kind of `Ahead`
+    ROPE_ROWS = 26  # the rows' places in rope tables, which differ from POSITIONS after an image
+    LOOK_AHEAD = 27  # how many tokens after its own a row of an image sees
     WANTED_SEGMENTS = 28
     WANTED_SEGMENT_COUNT = 29
-    IMAGE_ROWS = 30
+    IMAGE_ROWS = 30  # an image's embeddings, which replace those of tokens; 0 for none
     IMAGE_STRIDE = 31
     WANTED_PARTS = 38
-    ADAPTERS = 40
+    ADAPTERS = 40  # tables of the rows that LoRA adapters change (cpu_kernels.lora); 0 in a step without adapters
     WANTED_ADAPTERS = 41
     WANTED_ROPE_ROWS = 42
     SIZE = 44

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from cpu_kernels.declarations import inner, operation
 from cpu_kernels.isa import POLICY
 from cpu_kernels.simd import bytes as products
-from cpu_kernels.simd.tiles import Tile, Values, operands
-from cpu_kernels.simd.vectors import at, constant, get_i32, i32x16, load, put_i32, store, view
+from cpu_kernels.simd.tiles import Tile, operands
+from cpu_kernels.simd.vectors import Values, at, constant, get_i32, i32x16, load, put_i32, store, view
 
 _ZERO = constant(i32x16.llvm, 0)
 # The most accumulators, of two registers each, that leave enough of sixteen registers for operands.

@@ -19,9 +19,10 @@ from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd import vectors
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, prefetch_lines
 from cpu_kernels.simd.bytes import keep_order
-from cpu_kernels.simd.tiles import Tile, Values, operands, tile_fma, tile_load_f32, tile_store, tile_width
+from cpu_kernels.simd.tiles import Tile, operands, tile_fma, tile_load_f32, tile_store, tile_width
 from cpu_kernels.simd.vectors import (
     F32,
+    Values,
     at,
     broadcast,
     f32x16,

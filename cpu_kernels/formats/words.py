@@ -20,10 +20,11 @@ from cpu_kernels.records import Act, Form, field
 from cpu_kernels.simd import vectors
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, mul_f32, prefetch_lines, round_i32
 from cpu_kernels.simd.bytes import added_words, keep_order, multiply_words
-from cpu_kernels.simd.tiles import Tile, Values, operands, tile_width
+from cpu_kernels.simd.tiles import Tile, operands, tile_width
 from cpu_kernels.simd.vectors import (
     F32,
     I32,
+    Values,
     at,
     broadcast,
     constant,

@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from cpu_kernels.declarations import Intrinsic, define, float32, int64, operation
 from cpu_kernels.isa import Isa, emitted_isa
-from cpu_kernels.simd.vectors import I32, I64, LANES, call, constant, f32x16, i32x16, in_parts, splat
+from cpu_kernels.simd.vectors import I32, I64, LANES, Lanes, call, constant, f32x16, i32x16, in_parts, splat
 
 _VECTOR_I, _VECTOR_F = i32x16.llvm, f32x16.llvm
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int32]
 
 
 def fused_multiply_add(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
@@ -21,7 +19,7 @@ def fused_multiply_add(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Va
     return call(builder, "llvm.fma.v16f32", _VECTOR_F, x, y, z)
 
 
-def exact_fma(x: Any, y: Any, z: Any) -> Floats:
+def exact_fma(x: Any, y: Any, z: Any) -> NDArray[np.float32]:
     """fused_multiply_add in Python.
 
     In double precision the product is exact and the sum is rounded to odd (Boldo and Melquiond, 2008), so that the
@@ -51,7 +49,7 @@ def _round_to_integer(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return call(builder, "llvm.fptosi.sat.v16i32.v16f32", _VECTOR_I, _round_to_even(builder, x))
 
 
-def _nearest(x: Floats) -> Integers:
+def _nearest(x: NDArray[np.float32]) -> Lanes:
     return np.rint(np.clip(np.nan_to_num(x.astype(np.float64)), -(2.0**31), 2.0**31 - 1)).astype(np.int32)
 
 
@@ -112,7 +110,7 @@ def _larger(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
 max_i32 = define("max_i32", [i32x16, i32x16], i32x16, _larger, np.maximum)
 
 
-def _with_literal(name: str, instruction: str, meaning: Callable[[Integers, int], Integers]) -> Any:
+def _with_literal(name: str, instruction: str, meaning: Callable[[Lanes, int], Lanes]) -> Any:
     """An integer operation with a literal as second operand, the same in every lane."""
 
     def emit(builder: ir.IRBuilder, x: ir.Value, literal: int) -> ir.Value:
@@ -202,7 +200,7 @@ def _butterflies(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return x
 
 
-def _hadamard(x: Floats) -> Floats:
+def _hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
     for step in (1, 2, 4, 8):
         lanes = np.arange(LANES)
         x = x[lanes ^ step] + np.where(lanes & step, -x, x)
@@ -239,7 +237,7 @@ def _exp2(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return builder.fmul(result, power)
 
 
-def _exp2_meaning(x: Floats) -> Floats:
+def _exp2_meaning(x: NDArray[np.float32]) -> NDArray[np.float32]:
     x = np.where(np.isnan(x), x, np.clip(x, -_EXP2_LIMIT, _EXP2_LIMIT)).astype(np.float32)
     whole = np.rint(x)
     result = np.full(LANES, _EXP2[0], np.float32)

@@ -25,6 +25,7 @@ from cpu_kernels.simd.vectors import (
     I8,
     I16,
     I32,
+    Lanes,
     at,
     broadcast,
     call,
@@ -43,8 +44,6 @@ _ZERO = constant(i32x16.llvm, 0)
 _WIDE, _NARROW = (Isa.AVX512_VNNI, Isa.AVX512), (Isa.AVX_VNNI, Isa.AVX2)
 # Register width in bits of the multiply-accumulate instructions, and registers per vector.
 _DOT_INSTRUCTIONS = {Isa.AVX512_VNNI: (512, 1), Isa.AVX_VNNI: (256, 2)}
-
-Lanes = NDArray[np.int32]
 
 
 def _in_words(builder: ir.IRBuilder, value: ir.Value, signed: bool) -> tuple[ir.Value, ir.Value]:

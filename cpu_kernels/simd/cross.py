@@ -15,8 +15,23 @@ from cpu_kernels.isa import Isa, emitted_isa
 from cpu_kernels.simd import vectors
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, prefetch
 from cpu_kernels.simd.bytes import added_words, keep_order, look_up, multiply_words
-from cpu_kernels.simd.tiles import Tile, Values
-from cpu_kernels.simd.vectors import F16, F32, I8, I16, I32, I64, LANES, at, broadcast, f32x16, i32x16, store, view
+from cpu_kernels.simd.tiles import Tile
+from cpu_kernels.simd.vectors import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    Values,
+    at,
+    broadcast,
+    f32x16,
+    i32x16,
+    store,
+    view,
+)
 
 _WORDS = ir.VectorType(I16, 2 * LANES)
 

@@ -13,8 +13,8 @@ from llvmlite import ir
 from cpu_kernels.declarations import operation
 from cpu_kernels.simd import vectors
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add, sum_of_halves
-from cpu_kernels.simd.tiles import Tile, Values
-from cpu_kernels.simd.vectors import F16, I8, I16, I32, I64, LANES, constant, f32x16, i32x16, store, view
+from cpu_kernels.simd.tiles import Tile
+from cpu_kernels.simd.vectors import F16, I8, I16, I32, I64, LANES, Values, constant, f32x16, i32x16, store, view
 
 
 def _add_products(builder: ir.IRBuilder, tile: Values, rows: Values, where: Any, stride: Any) -> Values:

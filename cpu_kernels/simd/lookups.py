@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from cpu_kernels.declarations import Intrinsic, TupleOf, define, operation
 from cpu_kernels.isa import emits
-from cpu_kernels.simd.vectors import I8, I32, I64, call, constant, i32x16
+from cpu_kernels.simd.vectors import I8, I32, I64, Lanes, Values, call, constant, i32x16
 
-Lanes = NDArray[np.int32]
-Values = list[ir.Value]
 _BYTES = ir.VectorType(I8, 64)
 _REGISTER = 64
 _DIGITS, _POWERS = 5, np.array([1, 3, 9, 27, 81])

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from cpu_kernels.declarations import Intrinsic, TupleOf, int64, operation
 from cpu_kernels.simd import bytes as products
 from cpu_kernels.simd.arithmetic import exact_fma, fused_multiply_add
-from cpu_kernels.simd.vectors import F32, I32, I64, at, broadcast, constant, f32x16, i32x16, load, store, view
+from cpu_kernels.simd.vectors import F32, I32, I64, Values, at, broadcast, constant, f32x16, i32x16, load, store, view
 
 Tile = Sequence[NDArray[Any]]
-Values = list[ir.Value]
 
 
 def operands(where: int, count: int, dtype: Any = np.int32) -> NDArray[Any]:

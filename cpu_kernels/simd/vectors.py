@@ -22,6 +22,9 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 i32x16, f32x16 = Vector(I32, LANES), Vector(F32, LANES)
 
+Lanes = NDArray[np.int32]  # a vector of integers, in Python
+Values = list[ir.Value]
+
 
 def view(where: int, dtype: Any, count: int = LANES) -> NDArray[Any]:
     """The numbers at an address as an array that shares their memory."""

@@ -61,8 +61,7 @@ class StepCosts:
 
     Costs do not grow evenly: rows are computed in tiles, so one more may cost nothing, or a tile. Unmeasured row counts
     are interpolated between their neighbours; beyond the measured range, PRIOR applies. Old measurements fade, so
-    estimates follow the machine's load, and row counts that did not pay are tried again. What takes less time than
-    before counts more, because cold caches and other programs only ever add to it.
+    estimates follow the machine's load, and row counts that did not pay are tried again.
 
     ratios: what steps of 1, 2, ... rows cost in steps of one row, as measured before; they replace PRIOR.
     """
@@ -71,7 +70,8 @@ class StepCosts:
     PRIOR = 0.1  # cost of a further row relative to a step of one row, until measured
     TRUST = 0.5  # weight of the interpolation, in measurements
     MOST = 8.0  # maximum weight of past measurements
-    LOWER = 0.25  # maximum weight of past measurements beside one that took less time
+    # Maximum weight of past measurements beside one that took less time: cold caches and other programs only add to it.
+    LOWER = 0.25
     OLD = 8  # steps for each past measurement, after which there should be another
     FADES = 0.99  # factor by which each step reduces the weight of older ones
     FORGETS, DOUBT = 0.999, 0.05  # FADES and TRUST of `remembered`
