@@ -14,9 +14,12 @@ import psutil
 from cpu_kernels.cores import usable_cores
 from cpu_kernels.isa import ISA, Isa
 from cpu_kernels.kernel_cache import SUFFIX, cache_directories, cache_root, portable_kernels
+from cpu_kernels.limits import available_memory
 from cpu_kernels.tuning import prefetch
 from gpu_offload.builds import processor_command
+from gpu_offload.devices import gpus
 from gpu_offload.errors import LlamaCppMissingError
+from gpu_offload.found_gpus import found_gpus
 from localllm.engine.disk_cache import disk_cache_folder
 from localllm.errors import SettingsError, reason
 from localllm.files import listed
@@ -91,8 +94,6 @@ def check_processor() -> Check:
 
 def check_memory() -> Check:
     """Currently free memory."""
-    from cpu_kernels.limits import available_memory
-
     available = available_memory()
     found = f"{available / 2**30:.1f} GiB free of {psutil.virtual_memory().total / 2**30:.1f} GiB"
     if available < LITTLE_MEMORY_BYTES:
@@ -115,9 +116,6 @@ def check_speed() -> Check:
 
 def check_gpu() -> Check:
     """GPUs that llama.cpp can use; and if there are none, GPUs that it could use with another build."""
-    from gpu_offload.devices import gpus
-    from gpu_offload.found_gpus import found_gpus
-
     why, without = "the installed llama.cpp was not built for it", ""
     try:
         if used := gpus():

@@ -12,7 +12,7 @@ import typer
 from localllm.errors import RequestError
 from localllm.front.options import AsJson
 from localllm.front.terminal import ExitCode, answer, fail, note
-from localllm.settings import load_settings
+from localllm.settings import SECRETS, config_path, load_settings, setting_sources
 from localllm.text import human_bytes, table
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ def config(as_json: AsJson = False) -> None:
 
     Invalid settings are reported, and the exit status is 2.
     """
-    from localllm.settings import SECRETS, config_path, setting_sources
-
     errors: list[SettingsError] = []
     sources = setting_sources(report=errors.append)
     found = {name: ("(set)" if name in SECRETS and value else value, where) for name, (value, where) in sources.items()}

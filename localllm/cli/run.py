@@ -11,7 +11,6 @@ import typer
 
 from gguf_io.system import is_terminal
 from localllm.errors import RequestError
-from localllm.front.answering import begin_answer
 from localllm.front.options import COMPUTING, AsJson, Model, Remote, setting_flags, with_flags
 from localllm.front.prompt import check_text, files_among, read_format, read_prompt, user_content
 from localllm.front.terminal import ExitCode
@@ -115,6 +114,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     from localllm.answer.request import AnswerRequest
     from localllm.engine.request import FinishReason
     from localllm.front import printing, terminal
+    from localllm.front.answering import begin_answer
     from localllm.settings import load_settings
 
     flags = {**setting_flags(given), "disk_cache": False if no_cache else None}

@@ -7,6 +7,12 @@ from pathlib import Path
 
 from localllm.errors import RequestError
 from localllm.front.terminal import answer, note
+from localllm.library.lookup import find
+from localllm.semantic.store import AnswerStore, store_path
+from localllm.semantic.threshold import measure, read_pairs
+from localllm.server.embeddings import EmbeddingModel
+from localllm.server.options import parse_duration
+from localllm.settings import load_settings
 from localllm.text import human_bytes, shortened, table
 
 
@@ -15,10 +21,6 @@ def semantic_cache(delete: str | None, pairs: Path | None, embedder: str | None,
     if pairs is not None:
         _measure(pairs, embedder, rate, as_json)
         return
-    from localllm.semantic.store import AnswerStore, store_path
-    from localllm.server.options import parse_duration
-    from localllm.settings import load_settings
-
     settings = load_settings({})
     if not os.path.isfile(store_path()):
         note("No answers are stored. `localllm serve --semantic-cache MODEL` stores them.")
@@ -47,11 +49,6 @@ def semantic_cache(delete: str | None, pairs: Path | None, embedder: str | None,
 
 
 def _measure(pairs: Path, embedder: str | None, rate: float, as_json: bool) -> None:
-    from localllm.library.lookup import find
-    from localllm.semantic.threshold import measure, read_pairs
-    from localllm.server.embeddings import EmbeddingModel
-    from localllm.settings import load_settings
-
     settings = load_settings({})
     name = embedder or settings.semantic_cache
     if name is None:

@@ -5,16 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.errors import RequestError
-from localllm.files import user_path
 from localllm.front.options import COMPUTING, Remote, refuse_beside_remote, setting_flags, with_flags
 from localllm.front.terminal import note
-from localllm.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
-    from localllm.server.options import ServerOptions
     from localllm.server.served import ServedModels
 
 
@@ -54,7 +50,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     the API key of LOCALLLM_API_KEY, or of a file, if one is set. With --remote, the models of a server of OpenAI's
     protocol are served. Defaults are in brackets.
     """
-    from localllm.server.options import with_ollama_variables
+    from localllm.server.options import checked_options, with_ollama_variables
     from localllm.server.serve import serve as run_server
 
     flags = setting_flags(given)
@@ -62,56 +58,12 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     settings = options.settings
     if settings.remote:
         refuse_beside_remote({**flags, "model": model or None}, ("model", "max_models"))
-        models = _remote_models(settings.remote, options)
+        from localllm.server.remote_models import models_at
+
+        models: Callable[[], ServedModels] = models_at(settings.remote, options)
     else:
-        models = _local_models(model or [], options)
+        from localllm.server.local_models import models_here
+
+        models = models_here(model or [], options)
     what = f"serves the models of {settings.remote}" if settings.remote else "serves"
     run_server(options, models, lambda url: note(f"localllm {what} on {url}"))
-
-
-def checked_options(
-    flags: "Mapping[str, object]", without_key: bool, environment: "Mapping[str, str]"
-) -> "ServerOptions":
-    """The server's options. Raises RequestError if others could use the server without a key, unless without_key.
-
-    Tools on the page always need a key there, and a folder.
-    """
-    from localllm.remote.connection import is_local
-    from localllm.server.options import server_options
-
-    settings = load_settings(flags, environment)
-    options = server_options(settings)
-    if not is_local(settings.host) and options.api_key is None and not without_key:
-        raise RequestError(
-            f"{settings.host} can be reached from other machines, but no API key is set. Set LOCALLLM_API_KEY or "
-            "--api-key-file, or pass --without-key to let everyone use the models."
-        )
-    if settings.page_tools is not None:
-        if not is_local(settings.host) and options.api_key is None:
-            raise RequestError(
-                f"{settings.host} can be reached from other machines, so tools on the page need an API key. Set "
-                "LOCALLLM_API_KEY or --api-key-file, or leave out --page-tools."
-            )
-        if not os.path.isdir(user_path(settings.page_tools)):
-            raise RequestError(f"--page-tools: there is no folder {settings.page_tools}.")
-    return options
-
-
-def _local_models(served: "Sequence[str]", options: "ServerOptions") -> "Callable[[], ServedModels]":
-    """A factory for the models of this machine. Raises LocalLLMError if a named one cannot be served."""
-    from localllm.server.catalog import Catalog
-    from localllm.server.loading import MemoryLoader
-    from localllm.server.local_models import LocalModels
-    from localllm.server.models_manager import ModelManager
-
-    catalog = Catalog(served, options.settings)
-    return lambda: LocalModels(catalog, ModelManager(options, MemoryLoader(options.settings)))
-
-
-def _remote_models(address: str, options: "ServerOptions") -> "Callable[[], ServedModels]":
-    """A factory for the models of the remote server."""
-    from localllm.remote.openai import OpenAIServer
-    from localllm.server.remote_models import RemoteModels
-
-    server = OpenAIServer.at(address, options.settings)
-    return lambda: RemoteModels(server, options.keep_alive_s)

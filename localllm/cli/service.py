@@ -9,7 +9,6 @@ import typer
 
 from gguf_io.system import is_terminal, shell_line
 from localllm.cli.main import application
-from localllm.cli.serve import checked_options
 from localllm.errors import RequestError
 from localllm.front.local_server import LocalServer
 from localllm.front.options import setting_flags
@@ -75,6 +74,7 @@ def _install(manager: "Manager", options: list[str], yes: bool) -> None:
 def _checked(options: list[str]) -> tuple[str, int]:
     """The address and grace_s of a server with these options. Raises RequestError if `serve` would refuse them."""
     from localllm.remote.connection import Endpoint, reachable
+    from localllm.server.options import checked_options
 
     group = typer.main.get_command(application({"serve": "localllm.cli.serve:serve"}))
     context = group.commands["serve"].make_context("localllm serve", [*options])  # type: ignore[attr-defined]

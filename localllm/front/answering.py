@@ -5,33 +5,32 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING
 
+from localllm.answer.event import AnsweringModel, AnswerStream
+from localllm.answer.placeholders import has_images
+from localllm.answer.request import AnswerRequest, changed
+from localllm.engine.request import SamplingParams
 from localllm.front.options import refuse_beside_remote
 from localllm.front.pulling import obtain
-
-if TYPE_CHECKING:
-    from localllm.answer.event import AnsweringModel, AnswerStream
-    from localllm.answer.request import AnswerRequest
-    from localllm.placement.placement import Placement
-    from localllm.settings import Settings
+from localllm.placement.placement import Placement
+from localllm.settings import Settings, load_settings, setting_sources
 
 
 @dataclass(frozen=True, slots=True)
 class RunningAnswer:
     """A running answer, its backend, the load time in seconds, and its request and model."""
 
-    stream: "AnswerStream"
-    placement: "Placement"
+    stream: AnswerStream
+    placement: Placement
     load_s: float
-    request: "AnswerRequest"
-    model: "AnsweringModel"
+    request: AnswerRequest
+    model: AnsweringModel
 
 
 def begin_answer(
     model: str,
-    request: "AnswerRequest",
-    settings: "Settings",
+    request: AnswerRequest,
+    settings: Settings,
     flags: Mapping[str, object],
     progress: Callable[[str, float], None],
 ) -> contextlib.AbstractContextManager[RunningAnswer]:
@@ -44,19 +43,15 @@ def begin_answer(
 @contextlib.contextmanager
 def _started_here(
     model: str,
-    request: "AnswerRequest",
-    settings: "Settings",
+    request: AnswerRequest,
+    settings: Settings,
     flags: Mapping[str, object],
     progress: Callable[[str, float], None],
 ) -> Iterator[RunningAnswer]:
     """Load the model into this process and start the answer. The user's settings override the manifest's parameters."""
-    from localllm.answer.placeholders import has_images
-    from localllm.answer.request import changed
-    from localllm.engine.request import SamplingParams
     from localllm.front.models import FoundModel
     from localllm.packed import finish_keeping
     from localllm.placement.companions import WITHOUT
-    from localllm.settings import load_settings
 
     found = FoundModel.of(obtain(model, settings), lambda own: load_settings(flags, model=own))
     settings = found.settings
@@ -76,16 +71,13 @@ def _started_here(
 
 @contextlib.contextmanager
 def _started_remotely(
-    model: str, request: "AnswerRequest", settings: "Settings", flags: Mapping[str, object]
+    model: str, request: AnswerRequest, settings: Settings, flags: Mapping[str, object]
 ) -> Iterator[RunningAnswer]:
     """Start the answer on the remote server. Sends only parameters set by flag, variable or file.
 
     Raises RequestError for flags that do not apply to a remote server.
     """
-    from localllm.engine.request import SamplingParams
-    from localllm.placement.placement import Placement
     from localllm.remote.openai import OpenAIServer
-    from localllm.settings import setting_sources
 
     refuse_beside_remote(flags)
     given = {name for name, (_, source) in setting_sources().items() if source != "default"}

@@ -16,12 +16,12 @@ from localllm.library.entry import LibraryModel
 from localllm.library.errors import LibraryError, ModelNotFoundError
 from localllm.library.lookup import find
 from localllm.library.places import Places
+from localllm.placement.loaded_model import load_model
 from localllm.settings import Settings, sessions_path
 from localllm.text import human_bytes, human_time
 
 if TYPE_CHECKING:
     from gguf_io.runner_info import LoadProgress
-    from localllm.answer.local import LocalModel
     from localllm.library.pull import PullStatus
 
 # The speed is an average over these last seconds, so that a stall shows.
@@ -89,10 +89,8 @@ class FoundModel:
         behaviour = behaviour_of(entry)
         return cls(entry, behaviour, settings_with(behaviour.settings))
 
-    def load(self, name: str, progress: "LoadProgress") -> "LocalModel":
+    def load(self, name: str, progress: "LoadProgress") -> LocalModel:
         """Load it, to answer under this name; its `loaded` is to be closed. Raises what load_model raises."""
-        from localllm.placement.loaded_model import load_model
-
         loaded = load_model(self.entry.path, self.settings, progress, self.behaviour.template)
         # The manifest's parameters are already in the settings, where the user can change them.
         return LocalModel(name, loaded, replace(self.behaviour, settings={}))

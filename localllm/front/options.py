@@ -5,7 +5,8 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, TypeVar
+from dataclasses import dataclass, fields
+from typing import Annotated, Self, TypeVar
 
 import typer
 
@@ -78,24 +79,43 @@ DEBUG: dict[str, object] = {
 }
 
 
+@dataclass(frozen=True)
+class Flags:
+    """Base of records whose fields are flags of a command, added with `with_flags`."""
+
+    @classmethod
+    def of(cls, given: typer.Context) -> Self:
+        """The values of a command's flags."""
+        return cls(**{field.name: given.params[field.name] for field in fields(cls)})
+
+
 def with_flags(
-    flags: Mapping[str, object], names: Collection[str] | None = None, after: str | None = None
+    flags: Mapping[str, object] | type[Flags], names: Collection[str] | None = None, after: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the named flags, or all, to a command, behind its parameter `after`, or behind all of them.
 
-    Their values are not passed to the command, which reads them from its context (`given.params`).
+    Their values are not passed to the command, which reads them from its context (`given.params`, or `Flags.of`). Flags
+    of a mapping are None by default.
     """
-    flags = {name: flag for name, flag in flags.items() if names is None or name in names}
+    if isinstance(flags, type):
+        declared = {field.name: (field.type, field.default) for field in fields(flags)}
+    else:
+        declared = {name: (flag, None) for name, flag in flags.items()}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    added = [
+        inspect.Parameter(name, kind, default=default, annotation=flag)
+        for name, (flag, default) in declared.items()
+        if names is None or name in names
+    ]
+    hidden = {one.name for one in added}
 
     def extended(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())
         place = [one.name for one in own].index(after) + 1 if after else len(own)
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        added = [inspect.Parameter(name, kind, default=None, annotation=flag) for name, flag in flags.items()]
 
         @functools.wraps(command)
         def called(**values: object) -> None:
-            command(**{name: value for name, value in values.items() if name not in flags})
+            command(**{name: value for name, value in values.items() if name not in hidden})
 
         called.__signature__ = inspect.Signature([*own[:place], *added, *own[place:]])  # type: ignore[attr-defined]
         return called

@@ -1,7 +1,7 @@
 """Models of this machine, loaded into this process."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,9 @@ from localllm.server.catalog import Catalog, CatalogEntry, about, capabilities, 
 from localllm.server.embeddings import EmbeddingModel
 from localllm.server.errors import ApiError
 from localllm.server.load_watch import LoadListener
+from localllm.server.loading import MemoryLoader
 from localllm.server.models_manager import LoadSlot, ModelManager
+from localllm.server.options import ServerOptions
 from localllm.server.served import Embedder, Lease, Resident, ServedDetails, ServedModel, ServedRow
 from localllm.settings import Settings
 
@@ -165,3 +167,9 @@ def _resident(slot: LoadSlot, about: ServedRow) -> Resident:
             "waiting": stats.waiting,
         },
     )
+
+
+def models_here(served: Sequence[str], options: ServerOptions) -> Callable[[], LocalModels]:
+    """A factory for the models of this machine. Raises LocalLLMError if a named one cannot be served."""
+    catalog = Catalog(served, options.settings)
+    return lambda: LocalModels(catalog, ModelManager(options, MemoryLoader(options.settings)))

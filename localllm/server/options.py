@@ -1,16 +1,18 @@
 """The server's options: from the settings, and from Ollama's environment variables where ours are not set."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
 from localllm.errors import RequestError, SettingsError
+from localllm.files import user_path
 from localllm.library.names import plain
-from localllm.remote.connection import split_address
+from localllm.remote.connection import is_local, split_address
 from localllm.server.fallbacks import Fallbacks, parse_fallbacks
 from localllm.server.keys import Key, read_keys
-from localllm.settings import PREFIX, KVType, Settings
+from localllm.settings import PREFIX, KVType, Settings, load_settings
 from localllm.slo import Slo
 
 FOREVER = float("inf")
@@ -90,6 +92,29 @@ def server_options(settings: Settings) -> ServerOptions:
         slo=_slo(settings.slo),
         fallbacks=parse_fallbacks(settings.fallbacks),
     )
+
+
+def checked_options(flags: Mapping[str, object], without_key: bool, environment: Mapping[str, str]) -> ServerOptions:
+    """The server's options. Raises RequestError if others could use the server without a key, unless without_key.
+
+    Tools on the page always need a key there, and a folder.
+    """
+    settings = load_settings(flags, environment)
+    options = server_options(settings)
+    if not is_local(settings.host) and options.api_key is None and not without_key:
+        raise RequestError(
+            f"{settings.host} can be reached from other machines, but no API key is set. Set LOCALLLM_API_KEY or "
+            "--api-key-file, or pass --without-key to let everyone use the models."
+        )
+    if settings.page_tools is not None:
+        if not is_local(settings.host) and options.api_key is None:
+            raise RequestError(
+                f"{settings.host} can be reached from other machines, so tools on the page need an API key. Set "
+                "LOCALLLM_API_KEY or --api-key-file, or leave out --page-tools."
+            )
+        if not os.path.isdir(user_path(settings.page_tools)):
+            raise RequestError(f"--page-tools: there is no folder {settings.page_tools}.")
+    return options
 
 
 def _slo(text: str | None) -> Slo | None:

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -174,3 +174,9 @@ def listed_models(options: ServerOptions) -> dict[str, RemoteModels]:
             servers[address] = RemoteModels(server, options.keep_alive_s, f"{address}#")
         found[name] = servers[address]
     return found
+
+
+def models_at(address: str, options: ServerOptions) -> Callable[[], RemoteModels]:
+    """A factory for the models of the server at an address."""
+    server = OpenAIServer.at(address, options.settings)
+    return lambda: RemoteModels(server, options.keep_alive_s)

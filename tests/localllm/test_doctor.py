@@ -109,14 +109,14 @@ def test_wrong_settings_do_not_stop_what_finds_them(
 
 
 def test_without_a_gpu_it_says_only_how_the_processors_llama_cpp_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_offload.found_gpus.found_gpus", list)
-    monkeypatch.setattr("gpu_offload.devices.gpus", list)
+    monkeypatch.setattr(doctor, "found_gpus", list)
+    monkeypatch.setattr(doctor, "gpus", list)
     assert doctor.check_gpu() == doctor.Check("GPU", State.GOOD, "none")
 
     def missing() -> list[object]:
         raise LlamaCppMissingError("the test says so")
 
-    monkeypatch.setattr("gpu_offload.devices.gpus", missing)
+    monkeypatch.setattr(doctor, "gpus", missing)
     absent = doctor.check_gpu()
     assert absent.state is State.GOOD and "(the test says so)" in absent.found
     assert "'llama-cpp-python>=0.3.36'" in absent.advice and "\n" not in absent.advice

@@ -305,7 +305,7 @@ def test_gpus_of_vulkan_are_asked_in_a_child(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 def test_doctor_names_the_command_for_an_idle_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_offload.devices.gpus", list)
+    monkeypatch.setattr(doctor, "gpus", list)
     driver = fake_driver(tmp_path, "NVIDIA H100 80GB HBM3, 9.0, 580.65.06")
     monkeypatch.setenv("PATH", f"{driver}{os.pathsep}{os.environ['PATH']}")
     found = doctor.check_gpu()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,8 +92,6 @@ def warm(
 
 def _record(agent: "AgentProgram", endpoint: "AgentEndpoint") -> "RecordedRequest":
     """The program's first prompt. Raises RequestError if it sends none."""
-    from dataclasses import replace
-
     from localllm.wings.agents.recording import record
 
     path = executable(agent)

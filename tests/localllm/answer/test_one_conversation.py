@@ -77,7 +77,7 @@ def asked_by_run(case: Case, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatc
     (folder / "fox.png").write_bytes(PICTURE)
     flags = [flag for name, value in case.sampling.items() for flag in (f"--{name.replace('_', '-')}", str(value))]
     picture = [str(folder / "fox.png")] if "--image" in (case.run or []) else []
-    monkeypatch.setattr("localllm.placement.loaded_model.load_model", lambda *_: loaded)
+    monkeypatch.setattr("localllm.front.models.load_model", lambda *_: loaded)
     monkeypatch.setattr(loaded, "close", lambda: None)
     monkeypatch.setattr("localllm.front.models.behaviour_of", lambda _: case.behaviour)
     monkeypatch.setattr("localllm.settings.config_path", lambda: folder / "config.toml")

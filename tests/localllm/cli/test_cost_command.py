@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.main import main
-from localllm.wings.lab import energy
-from localllm.wings.lab.commands import cost as command
+from localllm.wings.lab.commands import cost_report
+from localllm.wings.lab.energy import EnergyMeter
 from tests.localllm.wings.lab.test_cost import METRICS, zone
 
 Call = Callable[..., tuple[object, str, str]]
@@ -115,12 +116,12 @@ def test_a_measured_time(server: Metrics, call: Call, monkeypatch: pytest.Monkey
     server.texts = [METRICS, later]
     zone(tmp_path, "intel-rapl:0", "package-0", 10)
 
-    class Counting(energy.EnergyMeter):
+    class Counting(EnergyMeter):
         def __init__(self) -> None:
             super().__init__(tmp_path)
             zone(tmp_path, "intel-rapl:0", "package-0", 46)
 
-    monkeypatch.setattr(energy, "EnergyMeter", Counting)
+    monkeypatch.setattr(cost_report, "EnergyMeter", Counting)
     code, out, err = call(server.url, "--for", "0.01", "--json")
     report = json.loads(out)
     assert (code, err) == (0, "")
@@ -134,7 +135,7 @@ def test_a_measured_time_ends_with_ctrl_c(server: Metrics, call: Call, monkeypat
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.time, "sleep", interrupted)
+    monkeypatch.setattr(time, "sleep", interrupted)
     code, out, _ = call(server.url, "--for", "1000", "--watts", "50", "--json")
     report = json.loads(out)
     assert (code, report["total"]["generated"], report["energy_source"]) == (0, 1, "stated")
@@ -144,11 +145,11 @@ def test_a_measured_time_ends_with_ctrl_c(server: Metrics, call: Call, monkeypat
 def test_missing_counters_are_explained(
     server: Metrics, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    class Missing(energy.EnergyMeter):
+    class Missing(EnergyMeter):
         def __init__(self) -> None:
             super().__init__(tmp_path)
 
-    monkeypatch.setattr(energy, "EnergyMeter", Missing)
+    monkeypatch.setattr(cost_report, "EnergyMeter", Missing)
     code, _, err = call(server.url, "--for", "0.01")
     assert code == 0
     assert err.startswith("The energy is not known: there are no RAPL counters in ")

@@ -97,7 +97,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
     """Run the command line on a scripted model and return the exit code."""
 
     def call(model: ScriptedModel, *arguments: str, stdin: bytes | None = None) -> int:
-        monkeypatch.setattr("localllm.placement.loaded_model.load_model", model.load)
+        monkeypatch.setattr("localllm.front.models.load_model", model.load)
         monkeypatch.setattr("localllm.settings.config_path", lambda: tmp_path / "config.toml")
         monkeypatch.setattr("sys.stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin)))
         monkeypatch.setattr("sys.argv", ["localllm", "run", "model.gguf", *arguments])

@@ -13,7 +13,7 @@ from localllm.front.pulling import obtain
 from localllm.front.terminal import StatusLine, answer, note
 from localllm.settings import load_settings
 from localllm.text import table
-from localllm.wings.lab.commands.loadtest import check_drawing
+from localllm.wings.lab.commands.flags import check_drawing
 
 _SHORTEST, _LONGEST_BY_DEFAULT = 256, 8192
 _ANSWER = 48  # tokens

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.serve import checked_options
 from localllm.errors import RequestError
+from localllm.server.options import checked_options
 from localllm.wings.tools.journal import Journal
 from tests.fakes.scripted_model import call, write_scripted_model
 from tests.localllm.server.chats.test_chats import BRIEF, Client, events
