@@ -18,6 +18,7 @@ _WORD = re.compile(
 )
 _QUOTED = re.compile(r"`[^`]+`|\"[^\"]+\"|“[^”]+”|«[^»]+»|„[^“]+“")
 
+# A word that several languages have is listed once.
 _NUMBERS = frozenset(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred hundreds thousand thousands "
@@ -26,12 +27,12 @@ _NUMBERS = frozenset(
     "thirtieth hundredth thousandth once twice thrice half halves quarter quarters thirds dozen dozens both single "
     "double triple pair couple null eins einmal zweimal dreimal halb halbe halben viertel drittel dutzend beide deux "
     "trois quatre cinq sept huit neuf dix onze douze treize quatorze quinze seize vingt vingts trente quarante "
-    "cinquante soixante cent cents mille million millions milliard premier première deuxième troisième quatrième "
-    "cinquième dixième demi demie moitié tiers quart douzaine dos tres cuatro cinco seis siete ocho nueve diez once "
-    "doce veinte treinta cuarenta cincuenta sesenta setenta ochenta noventa cien ciento mil primero primera segundo "
-    "segunda tercero medio media due tre quattro cinque sei sette otto nove dieci venti trenta quaranta cinquanta "
-    "cento primo prima secondo seconda dois duas três quatro sete oito nove dez vinte trinta mil primeiro segundo "
-    "twee drie vier vijf zes zeven acht negen tien twintig honderd duizend".casefold().split()
+    "cinquante soixante cent cents mille milliard premier première deuxième troisième quatrième cinquième dixième demi "
+    "demie moitié tiers quart douzaine dos tres cuatro cinco seis siete ocho nueve diez doce veinte treinta cuarenta "
+    "cincuenta sesenta setenta ochenta noventa cien ciento mil primero primera segundo segunda tercero medio media due "
+    "tre quattro cinque sei sette otto nove dieci venti trenta quaranta cinquanta cento primo prima secondo seconda "
+    "dois duas três quatro sete oito dez vinte trinta primeiro twee drie vier vijf zes zeven acht negen tien twintig "
+    "honderd duizend".casefold().split()
 )
 # German writes a number as one word: einundzwanzig, dritte.
 _GERMAN_NUMBER = re.compile(
@@ -39,39 +40,38 @@ _GERMAN_NUMBER = re.compile(
     r"zwölf|zwan|zig|und|hundert|tausend|million(?:en)?|milliarden?|erst|dritt|siebt)+(?:s?te[nrms]?|e[nrms]?)?"
 )
 _UNITS = frozenset(
-    "mm cm km mi ft kg mg lb lbs oz ml cl dl kb mb gb tb kib mib gib hz khz mhz ghz kw kwh mw mv kj kcal cal ms min "
-    "hr hrs am pm bc ad bce ce usd eur gbp chf jpy millimeter centimeter meter kilometer millimetre centimetre metre "
+    "mm cm km mi ft kg mg lb lbs oz ml cl dl kb mb gb tb kib mib gib hz khz mhz ghz kw kwh mw mv kj kcal cal ms min hr "
+    "hrs am pm bc ad bce ce usd eur gbp chf jpy millimeter centimeter meter kilometer millimetre centimetre metre "
     "kilometre inch inches foot feet yard mile acre hectare gram milligram kilogram kilo tonne ton ounce pound stone "
     "liter litre milliliter millilitre gallon pint cup tablespoon teaspoon degree celsius fahrenheit kelvin watt volt "
     "ampere joule calorie bit byte kilobyte megabyte gigabyte terabyte percent dollar euro cent yen franc rupee yuan "
-    "ruble peso millisecond second minute hour day night week weekend fortnight month year decade century daily "
-    "weekly monthly yearly annual annually hourly monday tuesday wednesday thursday friday saturday sunday january "
-    "february march april may june july august september october november december spring summer autumn winter "
-    "morning noon afternoon evening midnight today tomorrow yesterday tonight now ago gramm kilogramm pfund liter "
-    "meter zoll grad prozent sekunde minute stunde tag woche monat jahr jahrzehnt jahrhundert sekunden minuten "
-    "stunden tage tagen wochen monate monaten jahre jahren täglich wöchentlich monatlich jährlich montag dienstag "
-    "mittwoch donnerstag freitag samstag sonnabend sonntag januar februar märz mai juni juli oktober dezember heute "
-    "gestern morgen übermorgen vorgestern morgens mittags abends nachts jetzt gramme kilogramme livre litre mètre "
-    "kilomètre pouce pied degré seconde heure jour semaine mois ans année siècle lundi mardi mercredi jeudi vendredi "
-    "samedi dimanche janvier février mars avril juin juillet août septembre octobre novembre décembre aujourd'hui "
-    "hier demain matin midi soir nuit printemps été automne hiver maintenant lunes martes miércoles jueves viernes "
-    "sábado domingo enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre hoy ayer "
-    "mañana".casefold().split()
+    "ruble peso millisecond second minute hour day night week weekend fortnight month year decade century daily weekly "
+    "monthly yearly annual annually hourly monday tuesday wednesday thursday friday saturday sunday january february "
+    "march april may june july august september october november december spring summer autumn winter morning noon "
+    "afternoon evening midnight today tomorrow yesterday tonight now ago gramm kilogramm pfund zoll grad prozent "
+    "sekunde stunde tag woche monat jahr jahrzehnt jahrhundert sekunden minuten stunden tage tagen wochen monate "
+    "monaten jahre jahren täglich wöchentlich monatlich jährlich montag dienstag mittwoch donnerstag freitag samstag "
+    "sonnabend sonntag januar februar märz mai juni juli oktober dezember heute gestern morgen übermorgen vorgestern "
+    "morgens mittags abends nachts jetzt gramme kilogramme livre mètre kilomètre pouce pied degré seconde heure jour "
+    "semaine mois ans année siècle lundi mardi mercredi jeudi vendredi samedi dimanche janvier février mars avril juin "
+    "juillet août septembre octobre novembre décembre aujourd'hui hier demain matin midi soir nuit printemps été "
+    "automne hiver maintenant lunes martes miércoles jueves viernes sábado domingo enero febrero marzo abril mayo "
+    "junio julio agosto septiembre octubre noviembre diciembre hoy ayer mañana".casefold().split()
 )
 _NOT = frozenset(
-    "not cannot dont doesnt didnt isnt arent wasnt werent cant couldnt wont wouldnt shouldnt hasnt havent hadnt "
-    "mustnt neednt aint nicht pas не".casefold().split()
+    "not cannot dont doesnt didnt isnt arent wasnt werent cant couldnt wont wouldnt shouldnt hasnt havent hadnt mustnt "
+    "neednt aint nicht pas не".casefold().split()
 )
 _NEGATIONS = frozenset(
     "no never none nobody nothing nowhere neither nor without except excepting excluding excluded exclude excludes "
-    "unless hardly barely scarcely rarely seldom lack lacks lacking fail fails failed avoid avoids avoiding stop "
-    "stops stopped refuse refuses instead rather minus free but kein keine keinen keiner keinem keines nie niemals "
-    "niemand niemanden nichts nirgends nirgendwo keinesfalls keineswegs ohne außer ausser ausgenommen ausgeschlossen "
-    "weder noch statt anstatt kaum selten sondern ne non jamais sans aucun aucune rien personne nul nulle ni sauf "
-    "excepté hormis guère plutôt sinon nunca jamás sin nada nadie ningún ninguna ninguno tampoco salvo excepto ni mai "
-    "senza niente nessuno nessun nessuna né tranne eccetto não nem sem ninguém nenhum nenhuma exceto niet geen nooit "
-    "zonder behalve nie bez inte ingen aldrig utan ikke uden uten ei eivät nem nincs ne není nu fără tidak bukan "
-    "tanpa jangan değil yok không chưa".casefold().split()
+    "unless hardly barely scarcely rarely seldom lack lacks lacking fail fails failed avoid avoids avoiding stop stops "
+    "stopped refuse refuses instead rather minus free but kein keine keinen keiner keinem keines nie niemals niemand "
+    "niemanden nichts nirgends nirgendwo keinesfalls keineswegs ohne außer ausgenommen ausgeschlossen weder noch statt "
+    "anstatt kaum selten sondern ne non jamais sans aucun aucune rien personne nul nulle ni sauf excepté hormis guère "
+    "plutôt sinon nunca jamás sin nada nadie ningún ninguna ninguno tampoco salvo excepto mai senza niente nessuno "
+    "nessun nessuna né tranne eccetto não nem sem ninguém nenhum nenhuma exceto niet geen nooit zonder behalve bez "
+    "inte ingen aldrig utan ikke uden uten ei eivät nincs není nu fără tidak bukan tanpa jangan değil yok không "
+    "chưa".casefold().split()
 )
 _OPPOSITES = frozenset(
     "before after more less fewer most least many much few over under above below up down left right in inside out "
@@ -82,37 +82,37 @@ _OPPOSITES = frozenset(
     "start enable disable allow deny forbid permit ban open close shut lock add remove insert delete buy buyer sell "
     "seller sender receiver lender borrower employer employee lend borrow give take send receive win lose push pull "
     "load save encode decode hot cold warm cool hotter colder heavy light heavier lighter north south east west "
-    "northern southern eastern western always never all any some every each only most best worst better worse good "
-    "bad true false yes old new young big small large little high low deep shallow long short tall wide narrow fast "
-    "slow far near often easy hard difficult simple cheap cheaper expensive rich poor strong weak safe dangerous "
-    "legal even odd positive negative plus multiply divide subtract sum difference product quotient gain loss profit "
-    "pass alive dead born died birth death male female man woman men women boy girl husband wife mother father son "
-    "daughter brother sister king queen he she his her my your our their was were will would did had must may might "
-    "same different similar full empty public private wet dry if whether who whom what when where why how which whose "
-    "english french german spanish italian portuguese dutch russian chinese japanese korean arabic hindi turkish "
-    "polish vor nach mehr weniger meiste meisten wenigste wenigsten viele wenige über unter auf ab hoch runter rechts "
-    "links aus von zu bis seit mit bei oben unten drinnen draußen größer kleiner größte größten kleinste kleinsten "
-    "höher niedriger höchste höchsten niedrigste niedrigsten länger kürzer längste kürzeste schneller langsamer älter "
-    "jünger älteste jüngste neu alt neue alte früher später früh spät groß klein große kleine lang kurz schnell "
-    "langsam gut schlecht besser schlechter beste schlechteste heiß kalt warm kühl immer alle jede jeder jedes einige "
-    "manche nur letzte letzten nächste nächsten vorige vorigen erlaubt verboten öffnen schließen kaufen verkaufen "
-    "richtig falsch leicht schwer billig teuer reich arm stark schwach sicher gefährlich war waren wird wurde werden "
-    "muss darf soll mein meine dein deine sein seine ihr ihre unser unsere wer wen wem was wann wo wohin woher warum "
-    "wie welche welcher welches wessen ob avant après plus moins beaucoup peu sur sous dessus dessous haut bas gauche "
-    "droite dans hors entre vers de depuis jusqu jusque avec pendant supérieur inférieur grand grande petit petite "
-    "long longue court courte rapide lent vieux vieille jeune nouveau nouvelle ancien ancienne bon bonne mauvais "
-    "mauvaise meilleur meilleure pire chaud froid toujours tout tous toute toutes quelques chaque seulement seul "
-    "dernier dernière prochain prochaine précédent permis interdit autorisé ouvrir fermer acheter vendre vrai faux "
-    "facile difficile cher riche pauvre fort faible augmenter diminuer monter descendre était étaient sera seront mon "
-    "ma mes ton ta tes son sa ses notre votre leur qui que quoi quand où pourquoi comment combien quel quelle quels "
-    "quelles si antes después más menos con desde hasta siempre todo todos solo quién qué cuándo dónde cómo cuál "
-    "cuánto prima dopo più meno con sempre solo chi cosa quando dove perché come quale".casefold().split()
+    "northern southern eastern western always never all any some every each only best worst better worse good bad true "
+    "false yes old new young big small large little high low deep shallow long short tall wide narrow fast slow far "
+    "near often easy hard difficult simple cheap cheaper expensive rich poor strong weak safe dangerous legal even odd "
+    "positive negative plus multiply divide subtract sum difference product quotient gain loss profit pass alive dead "
+    "born died birth death male female man woman men women boy girl husband wife mother father son daughter brother "
+    "sister king queen he she his her my your our their was were will would did had must may might same different "
+    "similar full empty public private wet dry if whether who whom what when where why how which whose english french "
+    "german spanish italian portuguese dutch russian chinese japanese korean arabic hindi turkish polish vor nach mehr "
+    "weniger meiste meisten wenigste wenigsten viele wenige über unter auf ab hoch runter rechts links aus von zu bis "
+    "seit mit bei oben unten drinnen draußen größer kleiner größte größten kleinste kleinsten höher niedriger höchste "
+    "höchsten niedrigste niedrigsten länger kürzer längste kürzeste schneller langsamer älter jünger älteste jüngste "
+    "neu alt neue alte früher später früh spät groß klein große kleine lang kurz schnell langsam gut schlecht besser "
+    "schlechter beste schlechteste heiß kalt kühl immer alle jede jeder jedes einige manche nur letzte letzten nächste "
+    "nächsten vorige vorigen erlaubt verboten öffnen schließen kaufen verkaufen richtig falsch leicht schwer billig "
+    "teuer reich arm stark schwach sicher gefährlich war waren wird wurde werden muss darf soll mein meine dein deine "
+    "sein seine ihr ihre unser unsere wer wen wem wann wo wohin woher warum wie welche welcher welches wessen ob avant "
+    "après moins beaucoup peu sur sous dessus dessous haut bas gauche droite dans hors entre vers de depuis jusqu "
+    "jusque avec pendant supérieur inférieur grand grande petit petite longue court courte rapide lent vieux vieille "
+    "jeune nouveau nouvelle ancien ancienne bon bonne mauvais mauvaise meilleur meilleure pire chaud froid toujours "
+    "tout tous toute toutes quelques chaque seulement seul dernier dernière prochain prochaine précédent permis "
+    "interdit autorisé ouvrir fermer acheter vendre vrai faux facile difficile cher riche pauvre fort faible augmenter "
+    "diminuer monter descendre était étaient sera seront mon ma mes ton ta tes sa ses notre votre leur qui que quoi "
+    "quand où pourquoi comment combien quel quelle quels quelles si antes después más menos con desde hasta siempre "
+    "todo todos solo quién qué cuándo dónde cómo cuál cuánto prima dopo più meno sempre chi cosa quando dove perché "
+    "come quale".casefold().split()
 )
 # Of a word's beginning, where the rest is the same: possible and impossible, include and exclude, an- and ausschalten.
 _PREFIXES = frozenset(
     "a ab an anti auf aus be bi counter de dé des dés di dis down e ein em en ent ex ext exo endo hyper hypo il im in "
-    "inter intra ir macro mal micro mis mono multi nach ne nie no non out over para per poly post pre pro re sub "
-    "super sur trans un under uni unter über up ver vor zu zer не без".casefold().split()
+    "inter intra ir macro mal micro mis mono multi nach ne nie no non out over para per poly post pre pro re sub super "
+    "sur trans un under uni unter über up ver vor zu zer не без".casefold().split()
 )
 _NEGATING_ENDS = ("less", "frei", "freie", "freien", "freier", "freies", "los", "lose", "losen", "loser", "loses")
 _ENDS = ("", "s", "es", "d", "ed", "ing", "n", "en")
@@ -120,8 +120,8 @@ _PASSING = frozenset(
     "a an the i you we it me do does can could should have has please tell explain describe show list write find is "
     "are be am of and or for there here that this so just hello hi hey thanks thank der die das dem den des ein eine "
     "einen einem einer bitte ich du sie wir ist sind kann können gibt es zeige erkläre nenne schreibe und oder für le "
-    "la les l' d' qu' un une du au aux des et ou est sont je tu il elle on nous vous ce "
-    "peux peut explique donne pour".casefold().split()
+    "la les l' d' qu' un une au aux et ou est sont je tu il elle on nous vous ce peux peut explique donne "
+    "pour".casefold().split()
 )
 
 
