@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
+from dataclasses import Field as DataclassField
+from dataclasses import fields as dataclass_fields
 from functools import cache, lru_cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     AliasChoices,
@@ -19,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -27,7 +30,7 @@ from pydantic_core import PydanticCustomError
 
 from localllm.answer.request import PinnedStart
 from localllm.engine.request import ContextPolicy, SamplingParams
-from localllm.sampling import ALIASES
+from localllm.sampling import ALIASES, CommonSampling
 from localllm.server.errors import ApiError
 from localllm.server.limits import (
     MAX_ADAPTERS,
@@ -246,38 +249,29 @@ class ComputedBody(NamedBody):
     truncate: bool = False
 
 
-class SamplingFields(Body):
-    """The sampling parameters of OpenAI's, Anthropic's and llama.cpp's protocols, those of SamplingParams.
+def _sampling_field(parameter: DataclassField[Any]) -> tuple[Any, None]:
+    """A body's optional field for a parameter of CommonSampling."""
+    kind = Number if parameter.type is float else Whole
+    aliases = Field(validation_alias=either(parameter.name)) if parameter.name in ALIASES.values() else Field()
+    return Annotated[kind | None, aliases], None
+
+
+if TYPE_CHECKING:
+    _CommonFields = Body
+else:
+    _CommonFields = create_model(
+        "_CommonFields", __base__=Body, **{one.name: _sampling_field(one) for one in dataclass_fields(CommonSampling)}
+    )
+
+
+class SamplingFields(_CommonFields):
+    """The sampling parameters of OpenAI's, Anthropic's and llama.cpp's protocols: those of SamplingParams.
 
     The engine checks their values.
     """
 
-    temperature: Number | None = None
-    dynatemp_range: Number | None = None
-    dynatemp_exponent: Number | None = None
-    top_k: Whole | None = None
-    top_p: Number | None = None
-    min_p: Number | None = None
-    top_n_sigma: Number | None = None
-    xtc_probability: Number | None = None
-    xtc_threshold: Number | None = None
-    min_keep: Whole | None = None
-    repeat_penalty: Annotated[Number | None, Field(validation_alias=either("repeat_penalty"))] = None
-    repeat_last_n: Whole | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    dry_multiplier: Number | None = None
-    dry_base: Number | None = None
-    dry_allowed_length: Whole | None = None
-    dry_penalty_last_n: Whole | None = None
     dry_sequence_breakers: Annotated[tuple[str, ...], Field(max_length=64)] | None = None
-    typical_p: Number | None = None
-    mirostat: Whole | None = None
-    mirostat_tau: Number | None = None
-    mirostat_eta: Number | None = None
     watermark_key: Annotated[str | None, Field(max_length=MAX_MARK_KEY_CHARS, repr=False)] = None
-    watermark_delta: Number | None = None
-    watermark_gamma: Number | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
 
     def sampling_fields(self) -> dict[str, Any]:

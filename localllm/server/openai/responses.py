@@ -351,6 +351,7 @@ def _status(answer: Answer) -> str:
 
 def _begun(body: ResponsesBody) -> Object:
     """The response before its first token."""
+    sampling = body.sampling_fields()
     return {
         "id": f"resp_{secrets.token_hex(16)}",
         "object": "response",
@@ -366,12 +367,12 @@ def _begun(body: ResponsesBody) -> Object:
         "previous_response_id": body.previous_response_id,
         **({"conversation": {"id": conversation_id(body)}} if body.conversation else {}),
         "store": body.store is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": sampling.get("temperature", 1.0),
         "text": body.text or {"format": {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "top_logprobs": body.top_logprobs or 0,
         "tools": body.tools or [],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": sampling.get("top_p", 1.0),
         "truncation": "auto" if body.truncate else body.truncation or "disabled",
         "usage": None,
     }
