@@ -54,6 +54,11 @@ class ToolHistory:
     offered: Mapping[str, Tool]
     changes: tuple[tuple[int, str], ...] = ()
 
+    def differences(self, tools: Mapping[str, Tool]) -> int:
+        """How many tools would be added, changed or withdrawn for these to be offered."""
+        names = self.offered.keys() | tools.keys()
+        return sum(self.offered.get(name) != tools.get(name) for name in names)
+
     def with_tools(self, tools: Mapping[str, Tool], at: int) -> "ToolHistory":
         """The history with other tools from the message at this index on."""
         if tools == self.offered:
@@ -78,25 +83,34 @@ class ToolHistory:
         return found
 
 
-def history_of(
-    known: dict[str, ToolHistory], messages: Sequence[Message], tools: Sequence[Tool], owner: str
-) -> ToolHistory:
+Known = dict[tuple[str, str], ToolHistory]
+"""Histories by the messages of a request (see _keys) and the tools that it offered, the last requests' at the end."""
+
+
+def history_of(known: Known, messages: Sequence[Message], tools: Sequence[Tool], owner: str) -> ToolHistory:
     """The history of a conversation's tools, from the longest earlier request that it continues; also kept in `known`.
 
-    A request continues another one if it has its messages, followed by an assistant's. owner: whose requests count.
+    A request continues another one if it has its messages, followed by an assistant's. Of several with the same
+    messages it continues the one whose tools differ least from its own. owner: whose requests count. Requests on
+    several threads may share `known`.
     """
     keys = _keys(messages, owner)
     offered = {name_of(tool): ordered(tool) for tool in tools}
-    history = ToolHistory(list(offered.values()), offered)
+    earlier: dict[str, list[ToolHistory]] = {}
+    for (key, _), history in list(known.items()):
+        earlier.setdefault(key, []).append(history)
+    found = ToolHistory(list(offered.values()), offered)
     for count in range(len(messages) - 1, 0, -1):
-        if messages[count]["role"] == "assistant" and (before := known.get(keys[count])):
-            history = before.with_tools(offered, len(messages) - 1)
+        if messages[count]["role"] == "assistant" and (same := earlier.get(keys[count])):
+            nearest = min(reversed(same), key=lambda history: history.differences(offered))
+            found = nearest.with_tools(offered, len(messages) - 1)
             break
-    known.pop(keys[-1], None)
-    known[keys[-1]] = history
-    while len(known) > MOST_KEPT:
-        known.pop(next(iter(known)), None)
-    return history
+    mine = keys[-1], hashlib.sha256(json.dumps(offered, sort_keys=True).encode()).hexdigest()
+    known.pop(mine, None)
+    known[mine] = found
+    for oldest in list(known)[:-MOST_KEPT]:
+        known.pop(oldest, None)
+    return found
 
 
 def _keys(messages: Sequence[Message], owner: str) -> list[str]:

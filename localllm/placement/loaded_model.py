@@ -64,7 +64,7 @@ class LoadedModel:
         self.engine = engine
         self.placement = placement
         self.trunks: dict[str, tuple[int, ...]] = {}
-        self.tool_histories: dict[str, Any] = {}
+        self.tool_histories: dict[Any, Any] = {}
         self._images_lock = threading.Lock()
         self._images: ImageReader | None = None
         self._vocabulary_lock = threading.Lock()

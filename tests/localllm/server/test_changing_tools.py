@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from localllm.answer.late_tools import MOST_KEPT, ToolHistory, history_of
+from localllm.answer.late_tools import MOST_KEPT, Known, ToolHistory, definitions, history_of
 from tests.fakes.scripted_model import TEMPLATE, call, write_scripted_model
 from tests.localllm.server.conftest import StartServer
 from tests.waiting import PATIENCE_S
@@ -111,6 +111,19 @@ def test_tools_are_in_the_prompts_list_where_a_conversation_begins_or_has_begun_
     assert computed > prompt // 2
 
 
+def test_conversations_that_begin_alike_keep_their_own_tools(http: httpx.Client) -> None:
+    """Two programs at once whose first messages are the same, of which each also gets a tool later."""
+    chats = [Chat(http, "keeps", "the same beginning") for _ in range(2)]
+    own = [tool("weigh", "Weighs, for the one. "), tool("weigh", "Weighs, for the other. ")]
+    later = [tool("paint", "Paints, for the one. "), tool("paint", "Paints, for the other. ")]
+    prompts = [chat.turn(first)[0] for chat, first in zip(chats, own, strict=True)]
+    for chat, first, second, prompt in zip(chats, own, later, prompts, strict=True):
+        longer, computed = chat.turn(first, second)
+        assert computed <= 1.05 * (longer - prompt)
+        assert longer - prompt < len(definitions([first, second]))  # a byte a token: told of the second one only
+        assert chat.called == ["weigh", "paint"]
+
+
 def test_tools_that_are_not_allowed_stay_in_the_prompt(http: httpx.Client) -> None:
     chat = Chat(http, "keeps", "permission")
     both = (tool("weigh"), tool("pour"))
@@ -151,7 +164,7 @@ def test_without_tool_calls_the_tools_stay_in_the_prompt(http: httpx.Client, rou
 
 
 def test_the_last_requests_are_remembered_each_for_its_owner() -> None:
-    known: dict[str, ToolHistory] = {}
+    known: Known = {}
     hi, reply, go = ({"role": role, "content": "x"} for role in ("user", "assistant", "user"))
     one, two = tool("one"), tool("two")
     history_of(known, [hi], [one], "a")
@@ -164,6 +177,20 @@ def test_the_last_requests_are_remembered_each_for_its_owner() -> None:
         history_of(known, [image, {"role": "user", "content": str(at)}], [one], "a")
     assert len(known) == MOST_KEPT
     assert len(history_of(known, [hi, reply, go], [one, two], "a").listed) == 2
+
+
+def test_a_conversation_continues_the_request_whose_tools_are_most_like_its_own() -> None:
+    known: Known = {}
+    hi, reply, go = ({"role": role, "content": "x"} for role in ("user", "assistant", "user"))
+    one, two, three = tool("one"), tool("two"), tool("three")
+    for tools in ([one], [two, three]):
+        history_of(known, [hi], tools, "a")
+    for tools, listed in (([one], "one"), ([one, three], "one"), ([three], "two")):
+        found = history_of(known, [hi, reply, go], tools, "a")
+        assert found.listed[0]["function"]["name"] == listed
+    for newest in (tool("four"), one):  # of those that differ by one tool
+        history_of(known, [hi], [newest], "a")
+        assert history_of(known, [hi, reply, go], [], "a").listed[0]["function"]["name"] == newest["function"]["name"]
 
 
 def test_a_tool_change_follows_results_and_precedes_other_messages() -> None:
