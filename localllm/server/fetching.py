@@ -23,6 +23,7 @@ SECONDS = 10.0  # for a picture, from the first connection to its last byte
 MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")  # all other public addresses; older Pythons call more of them global
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -40,6 +41,8 @@ def is_public(address: str) -> bool:
         inner = ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())
         if ip in _NAT64:
             inner = (*inner, ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+        elif ip.ipv4_mapped is None and ip not in _UNICAST:
+            return False
     return all(one is None or (one.is_global and not one.is_multicast) for one in (ip, *inner))
 
 
