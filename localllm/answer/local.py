@@ -26,7 +26,7 @@ from localllm.answer.splitting import ThinkingFirst, answer_splitter
 from localllm.answer.tool_calls import CallFormat, call_formats
 from localllm.answer.tool_calls.call import Schema, parameters_of
 from localllm.engine.pins import Pin
-from localllm.engine.request import ContextPolicy, Counts, GenerationRequest, SamplingParams
+from localllm.engine.request import ContextPolicy, Counts, GenerationRequest, RequestOptions, SamplingParams
 from localllm.errors import RequestError
 from localllm.library.behaviour import Behaviour
 from localllm.library.errors import warn_once
@@ -304,22 +304,14 @@ class LocalModel:
             sampling["logit_bias"] = biases = {**biases, **dict.fromkeys(self._call_tokens, -math.inf)}
         if biases and sum(bias == -math.inf for bias in biases.values()) >= self.tokenizer.vocab_size:
             raise RequestError("logit_bias bans every token")
+        options = {option.name: getattr(request, option.name) for option in fields(RequestOptions)}
+        usual = {"context_limit": own.get("ctx"), "adapters": self._behaviour.adapters, "keep": self._behaviour.keep}
+        options |= {name: value for name, value in usual.items() if options[name] is None}
         return GenerationRequest(
             prompt=(),
             sampling=replace(request.defaults, **sampling),
             max_tokens=None if max_tokens is None or max_tokens < 0 else max_tokens,
-            ignore_eos=request.ignore_eos,
-            context_limit=own.get("ctx") if request.context_limit is None else request.context_limit,
-            context_policy=request.policy,
-            background=request.background,
-            priority=request.priority,
-            adapters=self._behaviour.adapters if request.adapters is None else request.adapters,
-            keep=self._behaviour.keep if request.keep is None else request.keep,
-            namespace=request.namespace,
-            client=request.client,
-            prompt_logprobs=request.prompt_logprobs,
-            line_limit_s=request.line_limit_s,
-            least_indent=request.least_indent,
+            **options,
         )
 
     def _stop(self, request: AnswerRequest) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from localllm.engine.request import ContextPolicy, SamplingParams
+from localllm.engine.request import RequestOptions, SamplingParams
 from localllm.errors import RequestError
 
 Message = Mapping[str, Any]
@@ -23,8 +23,43 @@ class PinnedStart:
     messages: Sequence[Message] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRequest:
+@dataclass(frozen=True, kw_only=True)
+class ToolChoice:
+    """The tools of a conversation, and which of them may or must be called."""
+
+    # In OpenAI's format.
+    tools: Sequence[Mapping[str, Any]] = ()
+    # The names of those that the messages define, so that the prompt's list does not.
+    described: Collection[str] = ()
+    # The names of those that may be called; None for all.
+    allowed: Collection[str] | None = None
+    # The name of the tool that must be called, "" for any of them.
+    tool_choice: str | None = None
+    # The answer ends with its first tool call.
+    one_call: bool = False
+
+    @property
+    def offered_tools(self) -> list[Mapping[str, Any]]:
+        """The tools that may be called."""
+        return [tool for tool in self.tools if self.allowed is None or tool["function"]["name"] in self.allowed]
+
+    @property
+    def chosen_tools(self) -> list[Mapping[str, Any]]:
+        """The tools, one of which must be called; [] if none must. Raises RequestError if the named one is missing."""
+        if self.tool_choice is None:
+            return []
+        found = [tool for tool in self.offered_tools if self.tool_choice in ("", tool["function"]["name"])]
+        if not found:
+            raise RequestError(
+                f"tool_choice names {self.tool_choice[:64]!r}, which is not among the tools"
+                if self.tool_choice
+                else "tool_choice requires a tool call, but no tools are offered"
+            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRequest(ToolChoice, RequestOptions):
     """A conversation to answer, or a text to continue, for any model. None means the model's default."""
 
     # In OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and {"type":
@@ -45,16 +80,6 @@ class AnswerRequest:
     before: Sequence[int] = ()
     # A Jinja chat template for this request, instead of the model's.
     template: str | None = None
-    # In OpenAI's format.
-    tools: Sequence[Mapping[str, Any]] = ()
-    # The names of those that the messages define, so that the prompt's list does not.
-    described: Collection[str] = ()
-    # The names of those that may be called; None for all.
-    allowed: Collection[str] | None = None
-    # The name of the tool that must be called, "" for any of them.
-    tool_choice: str | None = None
-    # The answer ends with its first tool call.
-    one_call: bool = False
     # "json" or a JSON Schema that the answer must fit.
     format: Any = None
     # Its language (a value of ConstraintKind) and source, instead.
@@ -74,28 +99,13 @@ class AnswerRequest:
     max_tokens: int | None = None
     # Stop strings; None for the model's own.
     stop: tuple[str, ...] | None = None
-    # See GenerationRequest.
-    line_limit_s: float | None = None
-    least_indent: int = 0
-    ignore_eos: bool = False
-    context_limit: int | None = None
     # The least and the most tokens of each picture; None for the settings'.
     image_min_tokens: int | None = None
     image_max_tokens: int | None = None
-    policy: ContextPolicy = ContextPolicy.REFUSE
-    # adapters, keep, background, priority, namespace, client: see GenerationRequest.
-    keep: int | None = None
-    adapters: tuple[tuple[int, float], ...] | None = None
-    background: bool = False
-    priority: int = 0
-    # See GenerationRequest.
-    prompt_logprobs: int | None = None
     # Beginnings of the prompt to keep in memory for a time.
     pins: tuple[PinnedStart, ...] = ()
     # Prompts of at least this many tokens may be written to the disk cache.
     persist_from: int = 0
-    namespace: str = ""
-    client: str = ""
 
     @property
     def goes_on(self) -> bool:
@@ -112,25 +122,6 @@ class AnswerRequest:
     def is_constrained(self) -> bool:
         """Whether the answer must fit a format, or be a tool call."""
         return self.has_format or self.grammar is not None or self.tool_choice is not None
-
-    @property
-    def offered_tools(self) -> list[Mapping[str, Any]]:
-        """The tools that may be called."""
-        return [tool for tool in self.tools if self.allowed is None or tool["function"]["name"] in self.allowed]
-
-    @property
-    def chosen_tools(self) -> list[Mapping[str, Any]]:
-        """The tools, one of which must be called; [] if none must. Raises RequestError if the named one is missing."""
-        if self.tool_choice is None:
-            return []
-        found = [tool for tool in self.offered_tools if self.tool_choice in ("", tool["function"]["name"])]
-        if not found:
-            raise RequestError(
-                f"tool_choice names {self.tool_choice[:64]!r}, which is not among the tools"
-                if self.tool_choice
-                else "tool_choice requires a tool call, but no tools are offered"
-            )
-        return found
 
     def check(self) -> None:
         """Raise RequestError if the request is invalid for any model."""

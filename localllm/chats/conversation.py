@@ -229,7 +229,7 @@ class Conversation:
             context_limit=parameters.ctx,
             image_min_tokens=parameters.image_min_tokens,
             image_max_tokens=parameters.image_max_tokens,
-            policy=ContextPolicy.DROP_MESSAGES,
+            context_policy=ContextPolicy.DROP_MESSAGES,
             tools=tools,
             tool_choice=tool_choice,
         )
@@ -247,7 +247,7 @@ class Conversation:
         request = self._request(self.messages[:end], sees)
         messages = [*request.messages, {"role": "user", "content": SUMMARY_PROMPT}]
         return self.messages[end - 1], replace(
-            request, messages=messages, max_tokens=SUMMARY_TOKENS, think=False, policy=ContextPolicy.REFUSE
+            request, messages=messages, max_tokens=SUMMARY_TOKENS, think=False, context_policy=ContextPolicy.REFUSE
         )
 
     def set_summary(self, message: Message, summary: str) -> None:

@@ -6,7 +6,6 @@ import typer
 
 from localllm.front.options import COMPUTING, AsJson, Model, setting_flags, with_flags
 from localllm.front.terminal import ExitCode
-from localllm.settings import load_settings
 
 
 @with_flags(COMPUTING, COMPUTING.keys() - {"ctx", "threads", "gpu_layers"}, after="gpu_layers")
@@ -50,7 +49,6 @@ def plan(
     """
     from localllm.cli.planning import show_plan
 
-    settings = load_settings(setting_flags(given))
-    fits = show_plan(model, settings, gpu_memory or (), images=images, every=every, explain=explain, as_json=as_json)
-    if not fits:
+    flags = setting_flags(given)
+    if not show_plan(model, flags, gpu_memory or (), images=images, every=every, explain=explain, as_json=as_json):
         raise typer.Exit(ExitCode.REFUSED)

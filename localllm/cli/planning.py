@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from localllm.library.places import Places
 from localllm.library.preview import Preview, every_preview, previewed
 from localllm.placement.backends import named_projector
 from localllm.placement.placement import Placement
-from localllm.settings import Settings
+from localllm.settings import Settings, load_settings
 from localllm.speed.kept import kept_limits
 from localllm.speed.work import work_in_header
 from localllm.text import human_bytes, human_speed, table
@@ -35,7 +35,7 @@ _PICTURES = re.compile(r"(\d{1,4})(?:x(\d{1,5})x(\d{1,5}))?")
 
 def show_plan(
     model: str,
-    settings: Settings,
+    flags: Mapping[str, object],
     gpu_memory: Sequence[str],
     *,
     images: str | None,
@@ -43,7 +43,11 @@ def show_plan(
     explain: bool,
     as_json: bool,
 ) -> bool:
-    """Print the plan of a model, or of every quantisation; return whether it, or one, fits. Raises RequestError."""
+    """Print the plan of a model, or of every quantisation; return whether it, or one, fits. Raises RequestError.
+
+    flags: settings by flag. The others are those of the command.
+    """
+    settings = load_settings(flags)
     if gpu_memory and settings.backend == "native":
         raise RequestError("The native engine has no GPUs to plan for. Leave out --gpu-memory, or --backend native.")
     if every and explain:

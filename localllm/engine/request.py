@@ -84,8 +84,38 @@ class StopScope(Protocol):
         """Add text. Returns what is decided now, in order: pieces of text, and whether stop strings count in them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """What a conversation and its tokens ask of the engine alike. None is the model's own, else the engine's."""
+
+    ignore_eos: bool = False
+    # In tokens.
+    context_limit: int | None = None
+    # Counted from the first token; the first line break after it finishes the answer with LENGTH.
+    line_limit_s: float | None = None
+    # A line after the first that is indented by fewer spaces and tabs ends the answer, like a stop string.
+    least_indent: int = 0
+    # Lower values are served first.
+    priority: int = 0
+    # The request (a title, say) never evicts cached chats, and leaves nothing in the cache.
+    background: bool = False
+    context_policy: ContextPolicy = ContextPolicy.REFUSE
+    # LoRA adapters by number, each with its weight.
+    adapters: tuple[tuple[int, float], ...] | None = None
+    # Requests share KV of known prefixes only within their namespace.
+    namespace: str = ""
+    # How many first tokens of the prompt a rolling window keeps, limited to less than half of the window; negative: all
+    # of them.
+    keep: int | None = None
+    # The request's sender; clients take turns in the queue. Each request with "" counts as a client of its own.
+    client: str = ""
+    # Request the prompt's own log-probabilities, each with this number of most probable tokens. They need the logits of
+    # the whole prompt, so no known prefix is reused; such a window never rolls.
+    prompt_logprobs: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(RequestOptions):
     """A prompt to continue, as token ids: rendered and tokenised once by the front end."""
 
     prompt: tuple[int, ...]
@@ -98,20 +128,8 @@ class GenerationRequest:
     stop_scope: Callable[[], StopScope] | None = None
     # Texts that end the answer everywhere, as a chat template's end of turn does.
     ends: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    # In tokens; None is the engine's own.
-    context_limit: int | None = None
     # Counted from submission; a request that reaches it finishes with LENGTH.
     time_limit_s: float | None = None
-    # Counted from the first token; the first line break after it finishes the answer with LENGTH.
-    line_limit_s: float | None = None
-    # A line after the first that is indented by fewer spaces and tabs ends the answer, like a stop string.
-    least_indent: int = 0
-    # Lower values are served first.
-    priority: int = 0
-    # The request (a title, say) never evicts cached chats, and leaves nothing in the cache.
-    background: bool = False
-    context_policy: ContextPolicy = ContextPolicy.REFUSE
     # Only needed for ContextPolicy.DROP_MESSAGES, and only used if something must be dropped.
     messages: PromptMessages | None = None
     # Whether the KV may go to the disk tier afterwards.
@@ -119,25 +137,13 @@ class GenerationRequest:
     # Made by LoadedModel.constraint and not advanced yet; the engine works on a copy. The constraint alone decides when
     # the answer may end, whatever min_tokens is.
     constraint: "Constraint | LazyConstraint | None" = None
-    # LoRA adapters by number, each with its weight; None takes those that the model was loaded with.
-    adapters: tuple[tuple[int, float], ...] | None = None
     # The rows of the prompt's images, by the first id of each; a window with images never rolls.
     images: "Mapping[int, ImageRows]" = field(default_factory=dict)
-    # Requests share KV of known prefixes only within their namespace.
-    namespace: str = ""
-    # How many first tokens of the prompt a rolling window keeps, limited to less than half of the window; negative: all
-    # of them; None: the engine's default.
-    keep: int | None = None
-    # The request's sender; clients take turns in the queue. Each request with "" counts as a client of its own.
-    client: str = ""
     # How many first tokens of the prompt other conversations share (an agent's system text and tools, say); their KV is
     # evicted last, within a share of the memory and of the disk.
     trunk: int = 0
     # Beginnings of the prompt that are evicted last for a time, within a share of the memory.
     pins: tuple[Pin, ...] = ()
-    # Request the prompt's own log-probabilities, each with this number of most probable tokens. They need the logits of
-    # the whole prompt, so no known prefix is reused; such a window never rolls.
-    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,7 @@ class Extensions(SamplingFields, ComputedBody):
             "context_limit": self.num_ctx,
             "image_min_tokens": self.image_min_tokens,
             "image_max_tokens": self.image_max_tokens,
-            "policy": ContextPolicy.DROP_MESSAGES if self.truncate else ContextPolicy.REFUSE,
+            "context_policy": ContextPolicy.DROP_MESSAGES if self.truncate else ContextPolicy.REFUSE,
             "background": self.service_tier == "flex",
             "priority": self.priority,
             "pins": self._pins(),

@@ -83,7 +83,7 @@ def chat_request(body: OllamaChatBody) -> AnswerRequest:
     return AnswerRequest(
         messages=[wire.conversation_message(message) for message in body.messages or []],
         tools=offered_tools(body.tools),
-        policy=ContextPolicy.REFUSE if body.truncate is False else ContextPolicy.DROP_MESSAGES,
+        context_policy=ContextPolicy.REFUSE if body.truncate is False else ContextPolicy.DROP_MESSAGES,
         **_common(body),
     )
 
@@ -91,7 +91,7 @@ def chat_request(body: OllamaChatBody) -> AnswerRequest:
 def generate_request(body: GenerateBody) -> AnswerRequest:
     """Convert a generate body: a raw prompt, a gap to fill, or a user's message. Raises as chat_request does."""
     keeps = body.truncate is False or body.shift is False
-    common = {**_common(body), "policy": ContextPolicy.REFUSE if keeps else ContextPolicy.ROLLING}
+    common = {**_common(body), "context_policy": ContextPolicy.REFUSE if keeps else ContextPolicy.ROLLING}
     prompt = body.prompt or ""
     if body.suffix or body.raw or not prompt:
         if body.system:

@@ -123,7 +123,7 @@ def _to_summarise(items: list[Object], instructions: str | None) -> AnswerReques
         defaults=DEFAULTS,
         max_tokens=LONGEST_SUMMARY,
         may_skip_thinking=True,
-        policy=ContextPolicy.DROP_MESSAGES,
+        context_policy=ContextPolicy.DROP_MESSAGES,
     )
 
 

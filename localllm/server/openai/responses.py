@@ -128,7 +128,7 @@ def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerReq
     wants_logprobs = body.top_logprobs is not None or _LOGPROBS in (body.include or ())
     fields = body.request_fields(None, (body.top_logprobs or 0) if wants_logprobs else None)
     if body.truncation == "auto":
-        fields["policy"] = ContextPolicy.DROP_MESSAGES
+        fields["context_policy"] = ContextPolicy.DROP_MESSAGES
     return AnswerRequest(
         messages=messages,
         may_go_on=not body.tools,

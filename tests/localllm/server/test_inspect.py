@@ -81,7 +81,7 @@ def test_a_server_tells_what_a_draft_costs(server: Server, monkeypatch: pytest.M
     backend.load(MODEL, lambda _what, _share: None)
     told = [{"role": "user", "content": "Once upon a time a snail went to the sea " + "and on " * 60}]
     for messages in (told, [*told, {"role": "assistant", "content": "It"}, {"role": "user", "content": "Why?"}]):
-        request = AnswerRequest(messages=messages, max_tokens=2, policy=ContextPolicy.DROP_MESSAGES)
+        request = AnswerRequest(messages=messages, max_tokens=2, context_policy=ContextPolicy.DROP_MESSAGES)
         expected = [backend.expected_counts(request) for _ in range(2)]
         answer = Answer()
         for event in read(backend.submit(request)):

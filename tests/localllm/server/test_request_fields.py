@@ -86,7 +86,7 @@ def llama_cpp() -> AnswerRequest:
 
 PROTOCOLS = (ollama, chat, completions, responses, anthropic, llama_cpp)
 EVERYWHERE = {
-    *("sampling", "max_tokens", "stop", "context_limit", "policy", "image_min_tokens", "image_max_tokens"),
+    *("sampling", "max_tokens", "stop", "context_limit", "context_policy", "image_min_tokens", "image_max_tokens"),
     *("adapters", "background", "priority", "pins"),
 }
 EXCEPT = {

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from localllm.front.options import COMPUTING, AsJson, model_names, numbers, setting_flags, with_flags
-from localllm.settings import load_settings
 
 
 @with_flags(COMPUTING, ("backend", "gpu_layers", "rpc"), after="rounds")
@@ -42,6 +41,5 @@ def bench(
     from localllm.wings.lab.roofline.speeds import BenchRequest
 
     request = BenchRequest(prompt, numbers(depth, "--depth", int, 0), tokens, rounds)
-    settings = load_settings({**setting_flags(given), "threads": None})
-    counts = (settings.threads,) if threads is None else numbers(threads, "--threads", int, 1)
-    run_bench(model, settings, counts, request, as_json)
+    counts = None if threads is None else numbers(threads, "--threads", int, 1)
+    run_bench(model, {**setting_flags(given), "threads": None}, counts, request, as_json)

@@ -2,13 +2,14 @@
 
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from gguf_io import open_model
 from gguf_io.interruption import POLL_S
 from localllm.front.pulling import obtain
 from localllm.front.terminal import ExitCode, StatusLine, answer, note
-from localllm.settings import Settings
+from localllm.settings import Settings, load_settings
 from localllm.speed.expected import main_type
 from localllm.speed.kept import kept_path
 from localllm.wings.lab.roofline.bench import bench, bench_limits
@@ -17,9 +18,18 @@ from localllm.wings.lab.roofline.speeds import BenchRequest
 
 
 def run_bench(
-    model: str | None, settings: Settings, counts: tuple[int | None, ...], request: BenchRequest, as_json: bool
+    model: str | None,
+    flags: Mapping[str, object],
+    threads: tuple[int, ...] | None,
+    request: BenchRequest,
+    as_json: bool,
 ) -> None:
-    """Measure a model, or this machine's limits only, with each number of threads. Ctrl-C ends the process."""
+    """Measure a model, or this machine's limits only, with each number of threads. Ctrl-C ends the process.
+
+    flags: settings by flag. threads: None for the number of the settings.
+    """
+    settings = load_settings(flags)
+    counts = threads or (settings.threads,)
     with ThreadPoolExecutor(1, "bench") as worker, StatusLine() as status:
         measuring = worker.submit(_measure, model, settings, counts, request, status)
         try:
