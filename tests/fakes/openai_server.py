@@ -1,11 +1,13 @@
 """A scripted server of OpenAI's protocol, on a real socket."""
 
-import http.server
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.fakes.http_server import Quiet, serving
 
 
 class ScriptedOpenAI:
@@ -42,7 +44,7 @@ def openai_server() -> Iterator[ScriptedOpenAI]:
     """Serve until the block ends."""
     script = ScriptedOpenAI()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._note()
             self._json({"object": "list", "data": script.models})
@@ -84,17 +86,9 @@ def openai_server() -> Iterator[ScriptedOpenAI]:
             self.end_headers()
             self.wfile.write(content.encode() if isinstance(content, str) else json.dumps(content).encode())
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    script.address = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        yield script
-    finally:
-        script.hold.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as host:
+        script.address = f"http://{host}"
+        try:
+            yield script
+        finally:
+            script.hold.set()

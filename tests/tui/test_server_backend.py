@@ -1,11 +1,11 @@
 """The chat on a server: a scripted one with Ollama's protocol, and localllm's own."""
 
-import http.server
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from localllm.library.modelfile import Modelfile
 from localllm.remote.connection import RemoteError
 from localllm.remote.ollama import OllamaServer
 from localllm.remote.stream import NO_REASON
+from tests.fakes.http_server import Quiet, serving
 from tests.tui.chatting import read
 from tui.backend import LoadStoppedError
 from tui.server_backend import OllamaBackend
@@ -50,7 +51,7 @@ def script() -> Script:
 
 @pytest.fixture
 def backend(script: Script) -> Iterator[OllamaBackend]:
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             tags = {"name": "tiny:latest", "size": 7, "details": {"parameter_size": "1M", "quantization_level": "Q8_0"}}
             self._json({"models": [tags], "costs": script.costs})
@@ -95,18 +96,9 @@ def backend(script: Script) -> Iterator[OllamaBackend]:
             self.end_headers()
             self.wfile.write(json.dumps(content).encode())
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    script.address = f"127.0.0.1:{server.server_address[1]}"
-    yield OllamaBackend(OllamaServer(script.address))
-    script.hold.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as script.address:
+        yield OllamaBackend(OllamaServer(script.address))
+        script.hold.set()
 
 
 HI = [{"role": "user", "content": "Hi"}]

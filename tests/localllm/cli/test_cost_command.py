@@ -1,11 +1,10 @@
 """localllm cost against a server with known counters."""
 
-import http.server
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from localllm.cli.main import main
 from localllm.wings.lab.commands import cost_report
 from localllm.wings.lab.energy import EnergyMeter
+from tests.fakes.http_server import Quiet, serving
 from tests.localllm.wings.lab.test_cost import METRICS, zone
 
 Call = Callable[..., tuple[object, str, str]]
@@ -38,7 +38,7 @@ def server() -> Iterator[Metrics]:
 def metrics_server() -> Iterator[Metrics]:
     script = Metrics()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             script.keys.append(self.headers.get("Authorization"))
             text = script.texts.pop(0) if len(script.texts) > 1 else script.texts[0]
@@ -46,19 +46,9 @@ def metrics_server() -> Iterator[Metrics]:
             self.end_headers()
             self.wfile.write(text.encode())
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    script.url = f"http://127.0.0.1:{listening.server_address[1]}"
-    try:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as host:
+        script.url = f"http://{host}"
         yield script
-    finally:
-        listening.shutdown()
-        listening.server_close()
-        thread.join()
 
 
 @pytest.fixture

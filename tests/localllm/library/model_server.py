@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote
+
+from tests.fakes.http_server import ForgivingServer, Quiet, serving
 
 
 @dataclass
@@ -40,35 +42,20 @@ class ModelServer:
         self.lock = threading.Lock()
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet, BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 server.serve(self)
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        class Quiet(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """Ignore errors: tests disconnect on purpose."""
-
-        self._server = Quiet(("127.0.0.1", 0), Handler)
+        self._server = ForgivingServer(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self._server.server_address[1]}"
         self.url = f"http://{self.host}"
 
     @contextmanager
     def running(self) -> Iterator["ModelServer"]:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
+        with serving(self._server):
             yield self
-        finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
 
     def add_ollama(self, repository: str, tag: str, layers: dict[str, bytes]) -> dict[str, str]:
         """Offer a model; return the digests by kind."""

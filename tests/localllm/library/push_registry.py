@@ -4,11 +4,12 @@ import hashlib
 import json
 import re
 import secrets
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.fakes.http_server import ForgivingServer, Quiet, serving
 
 # Receives method and path; returns a status and the message to refuse with, "cut" to break the connection, or None.
 Fault = Callable[[str, str], tuple[int, str] | str | None]
@@ -25,7 +26,7 @@ class PushRegistry:
         self.requests: list[tuple[str, str]] = []
         registry = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet, BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def handle_any(self) -> None:
@@ -36,28 +37,13 @@ class PushRegistry:
                     return self.handle_any
                 raise AttributeError(name)
 
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        class Quiet(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """Ignore errors: connections are broken on purpose."""
-
-        self._server = Quiet(("127.0.0.1", 0), Handler)
+        self._server = ForgivingServer(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self._server.server_address[1]}"
 
     @contextmanager
     def running(self) -> Iterator["PushRegistry"]:
-        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
+        with serving(self._server):
             yield self
-        finally:
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join()
 
     def of_kind(self, name: str) -> dict[str, bytes]:
         """The blobs of a pushed model by the ends of their media types."""

@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from localllm.server import fetching
 from localllm.server.errors import ApiError
 from localllm.server.fetching import Fetcher, is_public
+from tests.fakes.http_server import ForgivingServer, Quiet, serving
 from tests.picture_files import png
 from tests.projector_files import write_projector
 from tests.waiting import PATIENCE_S
@@ -33,7 +34,7 @@ PRIVATE = [
 ]  # fmt: skip
 
 
-class Pages(BaseHTTPRequestHandler):
+class Pages(Quiet, BaseHTTPRequestHandler):
     """A picture, redirects, and answers that never end."""
 
     def do_GET(self) -> None:
@@ -62,27 +63,14 @@ class Pages(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class Quiet(ThreadingHTTPServer):
-    """Does not print that a client left."""
-
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with Quiet(("127.0.0.1", 0), Pages) as server:
-        server.ended = threading.Event()  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = ForgivingServer(("127.0.0.1", 0), Pages)
+    server.ended = threading.Event()  # type: ignore[attr-defined]
+    with serving(server):
         yield server.server_address[1]
         server.ended.set()  # type: ignore[attr-defined]
-        server.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +98,10 @@ def tls_port(certificate: Path) -> Iterator[int]:
     """The same pages through TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    with Quiet(("127.0.0.1", 0), Pages) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = ForgivingServer(("127.0.0.1", 0), Pages)
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    with serving(server):
         yield server.server_address[1]
-        server.shutdown()
 
 
 @pytest.fixture
