@@ -1,7 +1,6 @@
 """Models that do not fit into memory: packed to the disk, mapped, waited for, planned."""
 
 import errno
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,26 +19,9 @@ from localllm.settings import Settings
 from models import packed_file
 from models.native_runner import NativeRunner
 from models.needs import native_needs
-from tests.localllm.packed_loads import PLENTY, Loads, pack_at_once, stored
+from tests.localllm.packed.packed_loads import PLENTY, Loads, stored
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pack_at_once(tmp_path / "home", monkeypatch)
-    return tmp_path
-
-
-@pytest.fixture
-def model(home: Path) -> Path:
-    return write(MODELS["llama"], home / "model.gguf")
-
-
-@pytest.fixture
-def load() -> Iterator[Loads]:
-    yield Loads()
-    assert not any(path.name.startswith(".localllm-") for path in packed.packed_folder().glob("*"))
 
 
 def from_disk(path: Path, limit_mib: int = PLENTY, progress: LoadProgress | None = None) -> np.ndarray:

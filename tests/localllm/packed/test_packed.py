@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,28 +20,11 @@ from localllm.placement.backends import open_runner
 from localllm.settings import Settings
 from models.native_runner import NativeRunner
 from models.needs import native_needs
-from tests.localllm.packed_loads import PLENTY, Loads, pack_at_once, stored
+from tests.localllm.packed.packed_loads import PLENTY, Loads, stored
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 from tests.systems import KILL, KILLED
 from tests.waiting import PATIENCE_S
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pack_at_once(tmp_path / "home", monkeypatch)
-    return tmp_path
-
-
-@pytest.fixture
-def model(home: Path) -> Path:
-    return write(MODELS["llama"], home / "model.gguf")
-
-
-@pytest.fixture
-def load() -> Iterator[Loads]:
-    yield Loads()
-    assert not any(path.name.startswith(".localllm-") for path in packed.packed_folder().glob("*"))
 
 
 def test_a_second_load_packs_nothing(model: Path, load: Loads) -> None:
