@@ -134,7 +134,7 @@ class LocalModel:
                 what = counted(left_out, "picture")
                 warnings = (f"{self.name} reads text only, without {what} in files and results of tools.",)
         listed: Sequence[Mapping[str, Any]] = [tool for tool in request.tools if name_of(tool) not in request.described]
-        if not (request.offered_tools or self._call_tokens):
+        if listed and not (request.offered_tools or self._call_tokens):
             listed = []  # nothing could keep the model from calling them
         if listed and not request.before:
             history = history_of(self.loaded.tool_histories, messages, listed, request.namespace)

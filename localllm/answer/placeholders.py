@@ -72,6 +72,8 @@ class Placeholders:
 
     def reveal(self, rendered: str) -> tuple[str, list[Range]]:
         """The text with the names restored, and their ascending ranges in it, which are plain text."""
+        if not self._hidden:
+            return rendered, []
         pieces: list[str] = []
         ranges: list[Range] = []
         names = {placeholder: name for name, placeholder in self._hidden.items()}

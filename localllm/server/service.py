@@ -71,20 +71,18 @@ class RunningAnswers:
     def prompt(self, index: int) -> Prompt:
         return self.prompts[index // self.choices]
 
-    async def events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+    def events(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """The events of all answers as they arrive, each with its answer's index. Raises an answer's error."""
-        if len(self.streams) == 1:
-            async with contextlib.aclosing(self._events(0)) as events:
-                async for event in events:
-                    yield 0, event
-            return
+        return self._events(0) if len(self.streams) == 1 else self._together()
+
+    async def _together(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         ready: asyncio.Queue[tuple[int, AnswerEvent | Exception]] = asyncio.Queue(maxsize=len(self.streams))
 
         async def pump(index: int) -> None:
             try:
                 async with contextlib.aclosing(self._events(index)) as events:
                     async for event in events:
-                        await ready.put((index, event))
+                        await ready.put(event)
             except Exception as error:  # raised again by the reader below
                 await ready.put((index, error))
 
@@ -108,7 +106,7 @@ class RunningAnswers:
             async for _ in events:
                 pass
 
-    async def _events(self, index: int) -> AsyncGenerator[AnswerEvent, None]:
+    async def _events(self, index: int) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         request, answer = self.requests[index // self.choices], self.answers[index]
         async with contextlib.aclosing(self.streams[index].__aiter__()) as events:
             async for event in events:
@@ -123,7 +121,7 @@ class RunningAnswers:
                 if event.finish_reason is not None:
                     ignored = tuple(f"Ignored: {what}." for what in IGNORED.get() or ())
                     answer.last = replace(event, warnings=(*ignored, *event.warnings))
-                yield answer.last
+                yield index, answer.last
 
 
 def check_ending(event: AnswerEvent) -> None:
@@ -438,8 +436,8 @@ def for_user_of(http: Request, requests: Sequence[AnswerRequest]) -> list[Answer
     return [replace(request, namespace=namespace, background=background or request.background) for request in requests]
 
 
-def service_of(request: Request) -> Service:
-    """The application's service."""
+async def service_of(request: Request) -> Service:
+    """The application's service. Async, since FastAPI calls other functions on a thread."""
     return cast("Service", request.app.state.service)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gguf_io.media import told_fields
@@ -41,6 +41,19 @@ def dumps(value: Any) -> bytes:
         return (text if text.isascii() else text.translate(_LINE_ENDS)).encode()
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+class Framed:
+    """Makes lines of a stream that differ in one text only: what is around it is encoded once."""
+
+    def __init__(self, line: Callable[[str], bytes]) -> None:
+        """line: makes a line of a text, with whatever a client chose before the text."""
+        mark = "\0"
+        self._before, _, self._after = line(mark).rpartition(dumps(mark))
+
+    def line(self, text: str) -> bytes:
+        """The line of a text."""
+        return b"".join((self._before, dumps(text), self._after))
 
 
 def prompt_progress(progress: Progress) -> dict[str, Any]:

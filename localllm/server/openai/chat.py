@@ -112,7 +112,10 @@ class _Writer(ChunkWriter):
         for index in range(len(run.streams)):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def event(self, run: RunningAnswers, index: int, event: AnswerEvent) -> Iterator[bytes]:
+    def _content(self, index: int, text: str) -> bytes:
+        return self._chunk(index, {"content": text})
+
+    def _chunks(self, run: RunningAnswers, index: int, event: AnswerEvent) -> Iterator[bytes]:
         delta = self._delta(event, self._calls[index])
         if delta or event.logprobs:
             yield self._chunk(index, delta, self._timings(event), logprobs=_logprobs(event))

@@ -81,7 +81,10 @@ class _Writer(ChunkWriter):
             for index in range(len(run.streams)):
                 yield self._chunk(index, _prompt_text(run, index))
 
-    def event(self, run: RunningAnswers, index: int, event: AnswerEvent) -> Iterator[bytes]:
+    def _content(self, index: int, text: str) -> bytes:
+        return self._chunk(index, text)
+
+    def _chunks(self, run: RunningAnswers, index: int, event: AnswerEvent) -> Iterator[bytes]:
         if (scores := event.prompt_logprobs) is not None:
             text = _prompt_text(run, index) if self._scores_echo else ""
             logprobs = self._echoed(run, index, scores) if self._scores_echo else None

@@ -3,7 +3,9 @@
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from localllm.answer.event import Answer, AnswerEvent
@@ -17,7 +19,7 @@ from localllm.server.json_body import ProtocolRoute
 from localllm.server.openai.schema import Constrained
 from localllm.server.openai.tools import ClientTool, RequestTools, custom_input
 from localllm.server.service import RunningAnswers
-from localllm.server.wire import TimedProgress, cache_written, sse, timings, usage
+from localllm.server.wire import Framed, TimedProgress, cache_written, sse, timings, usage
 
 DONE = b"data: [DONE]\n\n"
 _KINDS = {401: "authentication_error", 404: "not_found_error"}
@@ -53,6 +55,7 @@ class ChunkWriter(Writer):
         self._includes_usage = body.stream_options is not None and body.stream_options.include_usage
         self._body = body
         self._timed = TimedProgress(body.return_progress)
+        self._contents: dict[int, Framed] = {}  # by index, chunks of nothing but an answer's text
         self._fixed = {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
 
     @property
@@ -66,6 +69,21 @@ class ChunkWriter(Writer):
         if self._includes_usage:
             yield sse({**self._head, "choices": [], **self._totals(run)})
         yield DONE
+
+    def event(self, run: RunningAnswers, index: int, event: AnswerEvent) -> Iterable[bytes]:
+        text = None if self._body.timings_per_token else event.only_content
+        if text is None:
+            return self._chunks(run, index, event)
+        framed = self._contents.get(index) or self._contents.setdefault(index, Framed(partial(self._content, index)))
+        return (framed.line(text),)
+
+    @abstractmethod
+    def _content(self, index: int, text: str) -> bytes:
+        """A chunk of nothing but an answer's text."""
+
+    @abstractmethod
+    def _chunks(self, run: RunningAnswers, index: int, event: AnswerEvent) -> Iterable[bytes]:
+        """The chunks of any event."""
 
     def _timings(self, event: AnswerEvent, is_last: bool = False) -> Object:
         """The timings of a chunk: as llama-server's, in a choice's last one, or in the one with usage, or in all."""
