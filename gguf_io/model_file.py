@@ -241,6 +241,15 @@ class FileState:
         state = os.fstat(fd)
         return cls(path.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
 
+    @classmethod
+    def now(cls, path: Path) -> "FileState":
+        """The present state of the file at a path. Raises OSError."""
+        fd = open_regular(path)  # for Windows, where os.stat has the time of creation and os.fstat that of the change
+        try:
+            return cls.of(path, fd)
+        finally:
+            os.close(fd)
+
     @property
     def stamp(self) -> tuple[int, int, int, int]:
         """All but the path."""

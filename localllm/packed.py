@@ -31,6 +31,7 @@ from cpu_kernels.cores import usable_cores
 from cpu_kernels.kernel_cache import cache_directory
 from cpu_kernels.limits import available_memory
 from gguf_io import ModelFile
+from gguf_io.model_file import FileState
 from gguf_io.system import (
     disk_bytes,
     is_private,
@@ -171,7 +172,7 @@ def find_packed(file: ModelFile, limit_mib: int | None) -> PackedWeights | None:
             if found.about.get("key") != path.stem:
                 raise DamagedError("it belongs to another model")
             with contextlib.suppress(OSError):  # the folder is read-only
-                os.utime(stored.fileno())
+                os.utime(path)
             return found
     except FileNotFoundError:
         pass
@@ -269,10 +270,9 @@ class StoredWeights:
         """Whether the model's files are missing or changed, so that this file will never be loaded again."""
         for name, *stamp in self.files:
             try:
-                found = os.stat(name)
+                if tuple(stamp) != FileState.now(Path(name)).stamp:
+                    return True
             except OSError:
-                return True
-            if stamp != [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]:
                 return True
         return not self.files
 

@@ -42,6 +42,12 @@ needs_consoles = pytest.mark.skipif(sys.platform != "win32", reason="this system
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot interrupt a process by a signal")
 
 
+needs_shell = pytest.mark.skipif(shutil.which("sh") is None, reason="there is no POSIX shell here")
+needs_modes = pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows has access lists, which the tests of texts cover"
+)
+
+
 OWN_CONSOLE: dict[str, Any] = {"creationflags": 0x08000000} if sys.platform == "win32" else {}  # CREATE_NO_WINDOW
 """Arguments of Popen for a process that `press_ctrl_c` reaches, and no other one."""
 _PRESS = """
@@ -64,6 +70,17 @@ def press_ctrl_c(pid: int) -> None:
         subprocess.run([sys.executable, "-c", _PRESS, str(pid)], check=True)
     else:
         os.kill(pid, signal.SIGINT)
+
+
+def make_program(path: Path, code: str) -> Path:
+    """Write a program in Python and return what starts it: on Windows a batch file beside it, as npm installs them."""
+    path.write_text(f"#!{sys.executable}\n{code}", encoding="utf-8")
+    path.chmod(0o755)
+    if sys.platform != "win32":
+        return path
+    started = path.with_suffix(".cmd")
+    started.write_text(f'@"{sys.executable}" "%~dp0{path.name}" %*\n', encoding="utf-8")
+    return started
 
 
 def make_terminal(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ from gguf_io.system import (
     sync_folder,
     write_at,
 )
-from tests.systems import ON_WINE, OWN_CONSOLE, needs_consoles, needs_named_pipes
+from tests.systems import ON_WINE, OWN_CONSOLE, needs_consoles, needs_modes, needs_named_pipes
 from tests.waiting import eventually
 
 PACKAGES = [
@@ -275,7 +275,7 @@ def test_disk_space_of_a_file(tmp_path: Path) -> None:
     assert disk_bytes((tmp_path / "file").stat()) >= 1 << 16
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has access lists, which the tests of texts cover")
+@needs_modes
 def test_a_folder_that_others_may_write_to_is_not_private(tmp_path: Path) -> None:
     for mode, private in ((0o700, True), (0o755, True), (0o775, False), (0o777, False)):
         tmp_path.chmod(mode)

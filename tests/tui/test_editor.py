@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.fakes.fake_backend import FakeBackend
+from tests.systems import make_program
 from tests.tui.chatting import chat_of, loaded, until
 from tests.tui.conftest import MakeApp
 from tui.app import ChatApp
@@ -28,12 +28,17 @@ def suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChatApp, "suspend", suspend)
 
 
-def editor(folder: Path, script: str) -> str:
-    """A program that does this with the file it is given."""
-    path = folder / "my editor"
-    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return f"'{path}' --wait"
+APPENDS = """
+import sys
+assert sys.argv[1] == "--wait"
+with open(sys.argv[2], "a", encoding="utf-8") as file:
+    file.write(" and\\nmore\\n")
+"""
+
+
+def editor(folder: Path, code: str) -> str:
+    """The command of a program that does this with the file it is given."""
+    return f'"{make_program(folder / "my editor", code)}" --wait'
 
 
 async def edit(pilot: Pilot[None], draft: str) -> None:
@@ -45,7 +50,7 @@ async def edit(pilot: Pilot[None], draft: str) -> None:
 @pytest.mark.usefixtures("suspended")
 def test_what_is_saved_becomes_the_prompt(make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VISUAL", raising=False)
-    monkeypatch.setenv("EDITOR", editor(tmp_path, 'test "$1" = --wait && printf " and\\nmore\\n" >> "$2"'))
+    monkeypatch.setenv("EDITOR", editor(tmp_path, APPENDS))
 
     async def flow() -> None:
         async with make_app(FakeBackend()).run_test() as pilot:
@@ -59,7 +64,8 @@ def test_what_is_saved_becomes_the_prompt(make_app: MakeApp, tmp_path: Path, mon
 
 @pytest.mark.usefixtures("suspended")
 @pytest.mark.parametrize(
-    ("script", "said"), [("exit 3", "exit status 3"), (None, "cannot be started"), ("'", "is no command")]
+    ("script", "said"),
+    [("import sys; sys.exit(3)", "exit status 3"), (None, "cannot be started"), ("'", "is no command")],
 )
 def test_an_editor_that_fails_leaves_the_draft(
     make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, said: str

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import SettingsError
-from tests.systems import make_terminal, own_places
+from tests.systems import make_terminal, needs_shell, own_places
 from tui.main import main, model_and_prompt
 
 HEAVY = {"numba", "llvmlite", "textual", "fastapi", "llama_cpp", "tokenizers", "jinja2", "numpy"}
@@ -46,6 +46,7 @@ def test_without_a_terminal_the_chat_refuses_and_no_command_means_help() -> None
     assert "Models:" in run([]).stdout
 
 
+@needs_shell
 @pytest.mark.parametrize(("closed", "code"), [("<&-", 0), ("<&- >&-", 141)])
 def test_closed_streams_are_not_bugs_but_lost_output_is_a_failure(closed: str, code: int) -> None:
     call = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", "from tui.main import main; main()", "--version"]

@@ -11,6 +11,7 @@ from localllm.chats import Message, Role, SessionStore
 from localllm.chats.database import MIGRATIONS, SessionError
 from localllm.chats.store import UNDO_S
 from tests.fakes.fake_backend import FakeBackend, ended, said
+from tests.systems import needs_modes
 from tests.tui.chatting import answered, loaded, say, until
 from tests.tui.conftest import MakeApp
 
@@ -69,6 +70,7 @@ def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
         SessionStore(tmp_path / "s.db")
 
 
+@needs_modes
 def test_only_the_user_can_read_it(tmp_path: Path) -> None:
     SessionStore(tmp_path / "new" / "s.db").close()
     assert (tmp_path / "new" / "s.db").stat().st_mode & 0o077 == 0

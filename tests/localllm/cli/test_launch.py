@@ -28,24 +28,23 @@ from tests.forking import Nursery
 from tests.localllm.server.conftest import StartServer
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
-from tests.systems import KILLED, needs_signals, own_places, use_own_places
+from tests.systems import KILLED, make_program, needs_signals, own_places, use_own_places
 
 AT = AgentEndpoint("http://127.0.0.1:1234", "m:8b", 40960, "a secret")
 # Its first request is for a title, as agents send it.
 AGENT = """\
-#!{python}
 import json, os, sys, urllib.error, urllib.request
 def ask(**body):
-    body |= {{"model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 64}}
-    body |= {{"messages": [{{"role": "user", "content": sys.argv[-1]}}]}}
+    body |= {"model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 64}
+    body |= {"messages": [{"role": "user", "content": sys.argv[-1]}]}
     request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", json.dumps(body).encode())
     try:
         return json.load(urllib.request.urlopen(request))
     except urllib.error.HTTPError as error:
         print("refused", error.code)
-        return {{"content": []}}
+        return {"content": []}
 ask(system="Find a title.")
-tool = {{"name": "read", "description": "Read a file. " * 40, "input_schema": {{"type": "object", "properties": {{}}}}}}
+tool = {"name": "read", "description": "Read a file. " * 40, "input_schema": {"type": "object", "properties": {}}}
 answer = ask(system="You are an agent. " * 200, tools=[tool])
 print(answer["content"], "ANTHROPIC_API_KEY" in os.environ)
 sys.exit(7)
@@ -55,12 +54,9 @@ sys.exit(7)
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home with a program in bin/, and nothing else."""
-    program = tmp_path / "home" / "bin" / "claude"
-    program.parent.mkdir(parents=True)
-    program.write_text(AGENT.format(python=sys.executable))
-    program.chmod(0o755)
-    if sys.platform == "win32":  # as npm does
-        program.with_suffix(".cmd").write_text(f'@"{sys.executable}" "%~dp0claude" %*\n')
+    folder = tmp_path / "home" / "bin"
+    folder.mkdir(parents=True)
+    make_program(folder / "claude", AGENT)
     return tmp_path / "home"
 
 

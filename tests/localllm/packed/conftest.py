@@ -1,5 +1,6 @@
 """Each test has a home of its own, in which packed weights are kept at once."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,4 +26,5 @@ def model(home: Path) -> Path:
 @pytest.fixture
 def load() -> Iterator[Loads]:
     yield Loads()
-    assert not any(path.name.startswith(".localllm-") for path in packed.packed_folder().glob("*"))
+    if sys.platform != "win32":  # which lets nobody remove what a program has mapped
+        assert not any(path.name.startswith(".localllm-") for path in packed.packed_folder().glob("*"))
