@@ -347,6 +347,49 @@ def test_cancel_ends_a_question_that_the_client_never_answers(play: Callable[...
     assert not (folder / "made").exists() and len(backend.requests) == 1
 
 
+class Answering(Editor):
+    """Answers a session's question when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: dict[str, asyncio.Future[str]] = {}
+
+    async def request_permission(
+        self, session_id: str, tool_call: schema.ToolCallUpdate, options: list[schema.PermissionOption], **_: Any
+    ) -> schema.RequestPermissionResponse:
+        self.open[session_id] = asyncio.get_running_loop().create_future()
+        outcome = schema.AllowedOutcome(outcome="selected", option_id=await self.open[session_id])
+        return schema.RequestPermissionResponse(outcome=outcome)
+
+
+@needs_commands
+def test_a_cancel_within_a_question_leaves_the_other_sessions_question(
+    play: Callable[..., None], folder: Path
+) -> None:
+    """An answer that comes after the cancel runs nothing, and the cancelled session goes on with the next prompt."""
+    editor = Answering()
+    commands = [calls(("run_command", {"command": f"touch {name}"})) for name in ("first", "second")]
+    backend = model(*commands, DONE, DONE)
+
+    async def flow(agent: Any, session: str) -> None:
+        other = (await agent.new_session(cwd=str(folder), mcp_servers=[])).session_id
+        works = {}
+        for one in (session, other):
+            works[one] = asyncio.ensure_future(say(agent, one, "Go"))
+            await until(lambda one=one: one in editor.open)  # type: ignore[misc]
+        await agent.cancel(session_id=session)
+        assert await works[session] == "cancelled" and not works[other].done()
+        editor.open[session].set_result("once")
+        editor.open[other].set_result("once")
+        assert await works[other] == "end_turn"
+        assert await say(agent, session, "And now?") == "end_turn"
+
+    play(backend, editor, flow)
+    assert (folder / "second").exists() and not (folder / "first").exists()
+    roles = [message["role"] for message in backend.requests[-1].messages if message["role"] != "system"]
+    assert roles == ["user", "assistant", "tool", "user"]  # the call that was not allowed has a result
+
+
 @needs_commands
 def test_cancel_ends_a_command(play: Callable[..., None], folder: Path) -> None:
     editor = Editor("once")
