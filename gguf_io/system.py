@@ -474,6 +474,29 @@ def end_within(seconds: float, process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Within the block, SIGTERM, and SIGHUP as the terminal closes, raise SystemExit: what runs is ended in order.
+
+    A signal that is ignored (nohup) stays ignored. Call it on the main thread.
+    """
+    numbers = [signal.SIGTERM] if sys.platform == "win32" else [signal.SIGTERM, signal.SIGHUP]
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) != signal.SIG_IGN}
+
+    def end(number: int, _frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # a second one would interrupt what ends
+        raise SystemExit(128 + number)
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 # Linux: a process that runs a command, adopts what the command leaves behind (a "subreaper", prctl(2)) and ends it all
 # when the command ends, when it gets SIGTERM, or when the thread that started it ends. 36: PR_SET_CHILD_SUBREAPER.
 # 1: PR_SET_PDEATHSIG.

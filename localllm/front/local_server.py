@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gguf_io.system import OWN_SESSION, end_within, open_own
+from gguf_io.system import OWN_SESSION, end_within, ending_in_order, open_own
 from localllm.errors import RequestError
 from localllm.settings import PREFIX, load_settings, read_key
 
@@ -107,21 +107,26 @@ def server_of(host: str | None) -> LocalServer:
 def started(server: LocalServer, model: str, ctx: int | None, log: Path) -> Iterator[None]:
     """Run a server for one model until the block exits. log: the file for its output.
 
-    It runs in its own session, so that Ctrl-C reaches only the foreground program. Raises RequestError if it does not
-    start.
+    It runs in its own session, so that Ctrl-C reaches only the foreground program. It ends with this process, too, if
+    that gets SIGTERM or its terminal is closed. Raises RequestError if it does not start. Call it on the main thread.
     """
     command = [sys.executable, "-m", "localllm", "serve", "--model", model, "--port", str(server.port)]
     command += ["--keep-alive", "-1", *(["--ctx", str(ctx)] if ctx else [])]
     log.unlink(missing_ok=True)
-    with os.fdopen(open_own(log, new=True), "wb") as messages:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, **OWN_SESSION)
-    try:
-        due = time.monotonic() + START_S
-        while not server.runs():
-            if process.poll() is not None or time.monotonic() > due:
-                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
-                raise RequestError(f"The server does not start: {lines[-1].removeprefix('error: ')}")
-            time.sleep(_POLL_S)
-        yield
-    finally:
-        end_within(END_S, process)
+    with ending_in_order():
+        with os.fdopen(open_own(log, new=True), "wb") as messages:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, **OWN_SESSION
+            )
+        try:
+            due = time.monotonic() + START_S
+            while not server.runs():
+                if process.poll() is not None or time.monotonic() > due:
+                    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [
+                        "it said nothing"
+                    ]
+                    raise RequestError(f"The server does not start: {lines[-1].removeprefix('error: ')}")
+                time.sleep(_POLL_S)
+            yield
+        finally:
+            end_within(END_S, process)

@@ -28,6 +28,7 @@ from gguf_io.system import (
     command_of,
     disk_bytes,
     end_within,
+    ending_in_order,
     file_of_url,
     is_private,
     is_terminal,
@@ -45,7 +46,7 @@ from gguf_io.system import (
     sync_folder,
     write_at,
 )
-from tests.systems import ON_WINE, OWN_CONSOLE, needs_consoles, needs_modes, needs_named_pipes
+from tests.systems import ON_WINE, OWN_CONSOLE, needs_consoles, needs_modes, needs_named_pipes, needs_signals
 from tests.waiting import eventually
 
 PACKAGES = [
@@ -61,6 +62,26 @@ def test_the_file_of_a_url(tmp_path: Path) -> None:
             assert Path(file_of_url(url)) == path
     with pytest.raises(ValueError, match="IPv6"):
         file_of_url("file://[/x")
+
+
+@needs_signals
+def test_a_request_to_end_lets_blocks_clean_up_and_an_ignored_one_stays_so() -> None:
+    cleaned: list[str] = []
+    usual = signal.getsignal(signal.SIGTERM)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with pytest.raises(SystemExit) as ended, ending_in_order():
+            os.kill(os.getpid(), signal.SIGHUP)
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                signal.pause()
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)  # a second one interrupts nothing
+                cleaned.append("all of it")
+        assert ended.value.code == 128 + signal.SIGTERM and cleaned
+        assert signal.getsignal(signal.SIGTERM) == usual and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a path that begins with two slashes is another computer's")

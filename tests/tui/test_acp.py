@@ -363,9 +363,7 @@ class Answering(Editor):
 
 
 @needs_commands
-def test_a_cancel_within_a_question_leaves_the_other_sessions_question(
-    play: Callable[..., None], folder: Path
-) -> None:
+def test_a_cancel_within_a_question_leaves_the_other_sessions_question(play: Callable[..., None], folder: Path) -> None:
     """An answer that comes after the cancel runs nothing, and the cancelled session goes on with the next prompt."""
     editor = Answering()
     commands = [calls(("run_command", {"command": f"touch {name}"})) for name in ("first", "second")]

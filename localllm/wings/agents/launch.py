@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import typer
 
-from gguf_io.system import command_of, make_folder, read_file, shell_line
+from gguf_io.system import command_of, end_within, make_folder, read_file, shell_line
 from localllm.errors import LocalLLMError, RequestError
 from localllm.front.local_server import LOAD_S, LocalServer, local_server, started
 from localllm.front.options import model_names
@@ -26,6 +26,8 @@ from localllm.text import human_time
 
 if TYPE_CHECKING:
     from localllm.wings.agents.programs import AgentEndpoint, AgentProgram, ProgramSetup
+
+_END_S = 5.0  # for a program that is told to end
 
 ProgramName = Annotated[
     str, typer.Argument(metavar="PROGRAM", help="A coding agent such as claude; vscode, zed, ...", show_default=False)
@@ -207,15 +209,22 @@ def environment_of(setup: "ProgramSetup") -> dict[str, str]:
 
 
 def _run(command: str | list[str], setup: "ProgramSetup") -> int:
-    """Run a program in the foreground; returns its exit code, or 128 plus the signal. Only the program gets Ctrl-C."""
+    """Run a program in the foreground; returns its exit code, or 128 plus the signal. Only the program gets Ctrl-C.
+
+    It is told to end if this process is.
+    """
     write_files(setup)
     process = subprocess.Popen(command, env=environment_of(setup))
-    while True:
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            continue
-        return code if code >= 0 else 128 - code
+    try:
+        while True:
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                continue
+            return code if code >= 0 else 128 - code
+    finally:
+        if process.poll() is None:
+            end_within(_END_S, process)
 
 
 def _shown(agent: "AgentProgram", endpoint: "AgentEndpoint", arguments: list[str]) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -24,11 +25,12 @@ from localllm.wings.agents.recording import RecordedRequest, record, tokens_of
 from models.config import read_config
 from tests.fakes.ports import free_port
 from tests.fakes.scripted_model import call, write_scripted_model
-from tests.forking import Nursery
+from tests.forking import PROGRAM, Nursery
 from tests.localllm.server.conftest import StartServer
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import write
 from tests.systems import KILLED, make_program, needs_signals, own_places, use_own_places
+from tests.waiting import eventually
 
 AT = AgentEndpoint("http://127.0.0.1:1234", "m:8b", 40960, "a secret")
 # Its first request is for a title, as agents send it.
@@ -225,6 +227,37 @@ def test_codex_gets_settings_that_are_toml() -> None:
     assert settings["model"] == AT.model and settings["model_context_window"] == AT.context
     assert settings["model_providers"]["localllm"]["base_url"] == f"{AT.url}/v1"
     assert tomllib.loads(PROGRAMS["codex"].own_text(AT)) == settings
+
+
+# Says that it runs, and when it is told to end.
+WAITS = """\
+#!{python}
+import os, signal, sys, time
+def end(number, frame):
+    print("told to end", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("runs at", os.environ["ANTHROPIC_BASE_URL"], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@needs_signals
+def test_the_program_and_its_server_end_as_the_terminal_is_closed(
+    home: Path, tmp_path: Path, children: Nursery
+) -> None:
+    (home / "bin" / "claude").write_text(WAITS.format(python=sys.executable))
+    model = write_scripted_model(tmp_path / "scripted.gguf", {"plain": "Hello there."})
+    words = ["launch", "claude", "--model", str(model), "--port", str(free_port())]
+    places = {**own_places(home), "PATH": os.pathsep.join([str(home / "bin"), "/usr/bin", "/bin"])}
+    process = children.start(PROGRAM, words, {**os.environ, **places, "LOCALLLM_KV_MIB": "64"}, home)
+    eventually(lambda: "runs at" in process.out.read_text() or process.poll() is not None, process.err.read_text())
+    url = re.findall(r"runs at (\S+)", process.out.read_text())[0]
+    process.send_signal(signal.SIGHUP)  # of launch alone: real terminals tell the program, too
+    assert process.wait() == 128 + signal.SIGHUP and "told to end" in process.out.read_text()
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url)
 
 
 @needs_signals
