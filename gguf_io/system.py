@@ -480,7 +480,9 @@ def ending_in_order() -> Iterator[None]:
 
     A signal that is ignored (nohup) stays ignored. Call it on the main thread.
     """
-    numbers = [signal.SIGTERM] if sys.platform == "win32" else [signal.SIGTERM, signal.SIGHUP]
+    numbers = [signal.SIGTERM]
+    if sys.platform != "win32":
+        numbers.append(signal.SIGHUP)
     before = {number: handler for number in numbers if (handler := signal.getsignal(number)) != signal.SIG_IGN}
 
     def end(number: int, _frame: object) -> None:
