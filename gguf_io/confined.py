@@ -58,17 +58,16 @@ class ConfinedChild:
         """The worker's reply. Raises ChildEndedError if the child ended or hit a limit, OSError if it cannot start."""
         header = json.dumps({"kind": kind, "bytes": len(data), "seconds": cpu_seconds}).encode() + b"\n"
         with held(self._lock):
-            process, ended = self._running(), threading.Event()
+            process, ended, ending = self._running(), threading.Event(), threading.Lock()
             until = time.monotonic() + wall_seconds
-            watch = threading.Thread(
-                target=contextvars.copy_context().run, args=(_watch, process, until, ended), daemon=True
-            )
-            watch.start()
+            watched = (_watch, process, until, ended, ending)
+            threading.Thread(target=contextvars.copy_context().run, args=watched, daemon=True).start()
             reply: Reply | None = None
             try:
                 reply = _converse(process, header, data, self._most_reply_bytes)
             finally:
-                ended.set()
+                with ending:
+                    ended.set()
                 if reply is None:  # it ended, or an interrupt left half an exchange
                     self.close()
         checkpoint()
@@ -125,16 +124,21 @@ class ConfinedChildren:
                 self._free.append(child)
 
 
-def _watch(process: "subprocess.Popen[bytes]", until: float, ended: threading.Event) -> None:
-    """Kill a process unless `ended` is set first: at a time, or when the work of this context is cancelled."""
+def _watch(process: "subprocess.Popen[bytes]", until: float, ended: threading.Event, ending: threading.Lock) -> None:
+    """Kill a process unless `ended` is set first: at a time, or when the work of this context is cancelled.
+
+    ending: held while `ended` is set. From then on, the process may work on another request.
+    """
     while not ended.wait(min(POLL_S, max(until - time.monotonic(), 0.0))):
         try:
             checkpoint()
+            late = time.monotonic() > until
         except Exception:  # raised again by the thread that waits for the answer
-            process.kill()
-            return
-        if time.monotonic() > until:
-            process.kill()
+            late = True
+        if late:
+            with ending:
+                if not ended.is_set():
+                    process.kill()
             return
 
 

@@ -1,5 +1,6 @@
 """Limits of one request. A request that exceeds them is refused with status 400 or 413 before any work."""
 
+MAX_HEADER_BYTES = 16 * 2**10  # with the request line
 MAX_BODY_BYTES = 16 * 2**20
 MAX_JSON_VALUES = 2_000_000  # enough for a prompt of token ids in the longest contexts
 MAX_JSON_CONTAINERS = 100_000

@@ -86,7 +86,7 @@ class LocalModels:
     async def lease(
         self, entry: CatalogEntry, keep_alive_s: float | None, listener: LoadListener | None
     ) -> AsyncIterator[Lease[ServedModel]]:
-        if not await to_thread.run_sync(_may_generate, entry):
+        if entry.name not in self.loaded() and not await to_thread.run_sync(_may_generate, entry):
             raise ApiError(400, f'"{entry.name}" does not support chat: it is a model for embeddings or for ranking')
         async with self._manager.lease(entry, keep_alive_s, listener=listener) as held:
             model = LocalModel(entry.name, cast("LoadedModel", held.model), self._with_weights(entry).behaviour)

@@ -8,13 +8,21 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gguf_io.system import raise_file_limit
 from localllm.errors import RequestError
 from localllm.server.app import create_app
-from localllm.server.limits import HEADER_SECONDS, IDLE_SECONDS, MAX_PROBE_SECONDS, PROBE_SECONDS, STALLED_SECONDS
+from localllm.server.limits import (
+    HEADER_SECONDS,
+    IDLE_SECONDS,
+    MAX_HEADER_BYTES,
+    MAX_PROBE_SECONDS,
+    PROBE_SECONDS,
+    STALLED_SECONDS,
+)
 from localllm.server.options import ServerOptions
 from localllm.server.refusals import log_refusal
 from localllm.server.served import ServedModels
@@ -26,8 +34,26 @@ _HINTS = {
 }
 
 
+class Connection(h11.Connection):
+    """Writes the chunks of a streamed response by itself: h11's checks take longer, and its state stays the same."""
+
+    _is_chunked = False
+
+    def send(self, event: Any) -> Any:
+        if self._is_chunked and type(event) is h11.Data and self.our_state is h11.SEND_BODY:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        sent = super().send(event)
+        if type(event) is h11.Response:
+            self._is_chunked = b"\r\ntransfer-encoding: chunked\r\n" in sent.lower()
+        return sent
+
+
 class GuardedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol with time limits for sending a request's headers and for reading the response."""
+
+    def __init__(self, *configured: Any, **others: Any) -> None:
+        super().__init__(*configured, **others)
+        self.conn = Connection(h11.SERVER, MAX_HEADER_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock of the first request's headers."""

@@ -254,6 +254,8 @@ class Service:
         Without a name, it is the only model in memory, else the only one besides the built-in. A name that no model has
         means the only one besides the built-in, unless the settings say otherwise. Raises ApiError 400 or 404.
         """
+        if name in self.models.loaded():
+            return name
         if name:
             try:
                 await self.find(name)
