@@ -5,12 +5,13 @@ all tokens are candidates). A filter writes those that it keeps one after the ot
 
 Most filters keep the first candidates of an order, until they have a share of the mass. Sorting a vocabulary would take
 longer than a small model's whole step, so only the last of these candidates is searched (`_border`): a sample of the
-candidates shows about where it is, one pass over all sums up what comes before, and histograms divide what is left
-until it is short enough to sort. Any sample gives the same result.
+candidates shows about where it is, one pass over all sums up what comes before and lists what may be it, and bisection
+leaves few enough to sort. Any sample gives the same result. What is kept is then an interval of logits (`_interval`).
 
-Where few candidates have most of the mass, as with trained models, filters look at these alone (`_near`). The mass of
-the others is summed up in single precision, and its error is bounded. Where the error could change what is kept, the
-filter starts again with all candidates, in double precision. The draw and XTC sum up weights in the same way.
+Only the candidates that are listed have weights in double precision (`_near`). The mass of those that are certainly
+kept, and of those that are certainly not, is summed up in single precision, and its error is bounded. Where the error
+could change what is kept, the filter starts again with all candidates, in double precision. The draw and XTC sum up
+weights in the same way.
 """
 
 import math
@@ -27,19 +28,18 @@ from cpu_kernels.kernel import kernel
 from cpu_kernels.records import argument, scratch
 from cpu_kernels.self_check import Sample
 from cpu_kernels.simd.arithmetic import (
+    ROUNDER,
     add_f32,
     add_i32,
-    exp2_f32,
-    fma,
     largest_f32,
     largest_magnitude,
     magnitude,
     max_f32,
     max_i32,
-    min_f32,
     mul_f32,
     neg_f32,
     or_i32,
+    power_f32,
     sub_f32,
     sum_i32,
 )
@@ -55,6 +55,7 @@ from cpu_kernels.simd.doubles import (
     distance_f64,
     equal_f32,
     get_f64,
+    load_f64,
     load_first,
     load_mask,
     multiply_f64,
@@ -62,6 +63,7 @@ from cpu_kernels.simd.doubles import (
     nearness_f64,
     not_above_f32,
     not_above_f64,
+    or_zero_f32,
     power_f64,
     put_f64,
     splat_f64,
@@ -81,10 +83,8 @@ from cpu_kernels.simd.vectors import (
     load_i32,
     put_f32,
     put_i32,
-    put_u8,
     splat_f32,
     store_f32,
-    store_i32,
     zero_f32,
     zero_i32,
 )
@@ -118,17 +118,17 @@ _DEVIATIONS = 3.0
 _FEW = 8
 # Those further away count as if they were here.
 _FARTHEST = 80.0
-# Relative errors of sums in single precision, at distance 0 and more for each unit of it; and in double precision.
-_ERROR, _ERROR_BY_DISTANCE, _SUM_ERROR = 2e-6, 2e-7, 1e-12
-# The same of weights that are summed in groups, for each power of 2; powers and factors that single precision has.
-_ROUGH, _ROUGH_BY_POWER, _LEAST_POWER, _LARGEST_FACTOR = 4e-7, 1.3e-7, np.float32(-126.0), 1e30
-# Candidates whose weights are summed in single precision.
-_GROUP = 64
-# Relative error of keys in single precision and of a bound that they are compared with.
-_KEY_ERROR = 2.5e-7
-# What is known of far candidates: sums of mass, of mass times distance and times its square, and the least distance.
-# There are none.
-_NONE_FAR = (0.0, 0.0, 0.0, math.inf)
+# Relative errors of what is known of far candidates: of masses and of moments; and of sums in double precision.
+_FAR_ERROR, _MOMENT_ERROR, _SUM_ERROR = 3e-7, 4.5e-7, 1e-12
+# The relative error of weights in single precision, four of which are summed. Larger powers of 2 have a larger one.
+_ROUGH, _LARGEST_POWER = 2.4e-7, 8000.0
+# What is known of far candidates: the mass of those before all others, and of those behind; a middle, the sums of their
+# mass times logit minus middle, and times its square; and the logits that bound them, see _window. There are none.
+_NONE_FAR = (0.0, 0.0, 0.0, 0.0, 0.0, -math.inf, math.inf, -math.inf, math.inf)
+
+
+# Instead of a number of candidates.
+_UNSURE, _ELSEWHERE = -1, -2
 
 
 class Rule(IntEnum):
@@ -193,18 +193,16 @@ def _room(count: int) -> int:
 
 @inner
 def _places(memory: int, count: int) -> Any:
-    """Addresses: candidates' logits, ids; those of a list; marks, parts, bins; near candidates' logits and ids.
+    """Addresses: candidates' logits, ids; those of a list; parts, bins; near candidates' logits and ids.
 
-    A list has positions, logits, keys, weights and exact keys. Its positions are there twice; _narrow keeps the second.
+    A list has positions, logits, keys, weights and exact keys.
     """
     room = _room(count)
-    exact = memory + 28 * room
-    marks = exact + 12 * room
-    parts = marks + room
+    parts = memory + 36 * room
     bins = parts + 8 * (room // _PART + 1)
     near = bins + 16 * _BINS
-    listed = (memory + 8 * room, memory + 12 * room, memory + 16 * room, memory + 20 * room, exact, exact + 8 * room)
-    return memory, memory + 4 * room, listed, marks, parts, bins, (near, near + 4 * room)
+    listed = (memory + 8 * room, memory + 12 * room, memory + 16 * room, memory + 20 * room, memory + 28 * room)
+    return memory, memory + 4 * room, listed, parts, bins, (near, near + 4 * room)
 
 
 def memory_bytes(count: int) -> int:
@@ -317,20 +315,23 @@ def _keep_likely(x: int, ids: int, n: int, first: float, places: Any) -> int:
 
 
 @inner
-def _keep_marked(x: int, ids: int, n: int, how: Any, bound: Any, mark: int, places: Any) -> int:
-    """Keep candidates whose key is above a float or that have the mark, 0 or 1; returns how many."""
-    kept, value, marks = 0, splat_f32(bound), places[3]
-    for i in range(0, n, 16):
-        marked = load_mask(marks + i, n - i)
-        mask = or_i32(above_f32(_keys(_block(x, n, i), how), value), marked if mark != 0 else without(marked))
-        kept = _append(x, ids, n, i, mask, kept, places)
-    return kept
+def _within(values: Any, low: Any, high: Any) -> Any:
+    """A mask of logits that are between two floats or equal to one of them."""
+    return and_i32(not_above_f32(splat_f32(low), values), not_above_f32(values, splat_f32(high)))
 
 
 @inner
-def _clear_marks(n: int, places: Any) -> None:
-    for i in range(0, n, 64):
-        store_i32(places[3] + i, zero_i32())
+def _keep_within(x: int, ids: int, n: int, kept: Any, places: Any) -> int:
+    """Keep the logits in an interval of two floats at positions up to a number, and in one inside it at later ones."""
+    low, high, later_low, later_high, last = kept
+    count, same = 0, low == later_low and high == later_high
+    for i in range(0, n, 16):
+        values = _block(x, n, i)
+        mask = _within(values, low, high)
+        if not same:
+            mask = and_i32(mask, or_i32(before(last + 1 - i), _within(values, later_low, later_high)))
+        count = _append(x, ids, n, i, mask, count, places)
+    return count
 
 
 @inner
@@ -348,26 +349,48 @@ def _weigh(x: int, n: int, top: float, factor: float, parts: int) -> float:
 
 
 @inner
+def _scale(top: float, factor: float) -> Any:
+    """How to compute weights in single precision: numbers for _rough, and what its results are to be multiplied by.
+
+    The last, a double, is 0 if numbers are too large.
+    """
+    if not abs(top) * factor < _LARGEST_POWER:
+        nothing = np.float32(0.0)
+        return (nothing, nothing, nothing, nothing), 0.0
+    shift, single = math.floor(top * factor + 0.5), np.float32(factor)
+    rounder, least = np.float32(ROUNDER - shift), np.float32((shift - 125.0) / factor)
+    return (single, np.float32(factor - float(single)), rounder, least), math.exp((shift - top * factor) / _LOG2E)
+
+
+@inner
+def _rough(values: Any, scale: Any) -> Any:
+    """The weights of sixteen logits in single precision and in units of _scale. Those far too small are 2 ** -125."""
+    return power_f32(max_f32(values, splat_f32(scale[3])), scale[0], scale[1], scale[2])
+
+
+@inner
 def _weigh_roughly(x: int, n: int, top: float, factor: float, parts: int) -> Any:
-    """As _weigh, in single precision if there are many candidates; returns the sum, and the bound of its error."""
-    if n < MANY or factor > _LARGEST_FACTOR:
+    """As _weigh, in single precision if there are many candidates.
+
+    Returns the sum, and the bound of the relative error of the parts that any candidates have in the sums.
+    """
+    scale, unit = _scale(top, factor)
+    if n < MANY or unit == 0.0:
         return _weigh(x, n, top, factor, parts), 0.0
-    highest, scale, least = splat_f32(np.float32(top)), splat_f32(np.float32(-factor)), splat_f32(_LEAST_POWER)
-    total, moment = 0.0, zero_f64()
+    total = 0.0
     for begin in range(0, n, _PART):
-        part, moments = zero_f64(), zero_f32()
-        for group in range(begin, min(n, begin + _PART), _GROUP):
-            weights = zero_f32()
-            for i in range(group, min(n, group + _GROUP), 16):
-                powers = max_f32(mul_f32(sub_f32(highest, _block(x, n, i)), scale), least)
-                weight = exp2_f32(powers)
-                weights, moments = add_f32(weights, weight), fma(weight, powers, moments)
-            part = add_f64(part, widen_f64(weights))
-        of_part = sum_f64(part)
+        end, part = min(n, begin + _PART), zero_f64()
+        whole = begin + (end - begin) // 64 * 64
+        for i in range(begin, whole, 64):
+            two = add_f32(_rough(load_f32(x + 4 * i), scale), _rough(load_f32(x + 4 * i + 64), scale))
+            more = add_f32(_rough(load_f32(x + 4 * i + 128), scale), _rough(load_f32(x + 4 * i + 192), scale))
+            part = add_f64(part, widen_f64(add_f32(two, more)))
+        for i in range(whole, end, 16):
+            part = add_f64(part, widen_f64(_rough(_block(x, n, i), scale)))
+        of_part = unit * sum_f64(part)
         put_f64(parts + begin // _PART * 8, of_part)
         total += of_part
-        moment = add_f64(moment, widen_f64(moments))
-    return total, _ROUGH * total - _ROUGH_BY_POWER * sum_f64(moment)
+    return total, _ROUGH
 
 
 @inner
@@ -404,19 +427,18 @@ def _reached(mass: float, goal: float, beyond: int) -> bool:
 @inner
 def _list(x: int, n: int, how: Any, upper: Any, lower: Any, listed: Any) -> int:
     """List the candidates with keys above `lower`, but not above `upper`; returns how many."""
-    positions, logits, keys, weights, exact, again = listed
+    positions, logits = listed[0], listed[1]
     high, low, found = splat_f32(upper), splat_f32(lower), 0
     for i in range(0, n, 16):
         values = _block(x, n, i)
         some = _keys(values, how)
         mask = and_i32(and_i32(above_f32(some, low), not_above_f32(some, high)), before(n - i))
         inside = count_lanes(mask)
-        if _COMPRESSES or inside > 0:
+        if inside > 0:
             append_i32(positions + 4 * found, count_up(i), mask)
-            append_i32(again + 4 * found, count_up(i), mask)
             append_f32(logits + 4 * found, values, mask)
             found += inside
-    _describe(logits, found, how, (keys, weights, exact))
+    _describe(logits, found, how, (listed[2], listed[3], listed[4]))
     return found
 
 
@@ -506,43 +528,56 @@ def _masses(x: int, n: int, how: Any, upper: Any, lower: Any) -> Any:
 
 @inner
 def _copy_entry(listed: Any, source: int, to: int) -> None:
-    """Copy an entry of a list, but for its logit, which is no longer needed."""
+    """Copy an entry of a list."""
     put_i32(listed[0] + 4 * to, get_i32(listed[0] + 4 * source))
-    put_f32(listed[2] + 4 * to, get_f32(listed[2] + 4 * source))
+    put_f32(listed[1] + 4 * to, get_f32(listed[1] + 4 * source))
     put_f64(listed[3] + 8 * to, get_f64(listed[3] + 8 * source))
     put_f64(listed[4] + 8 * to, get_f64(listed[4] + 8 * source))
 
 
 @inner
-def _narrow(count: int, goal: float, beyond: int, base: float, listed: Any, bins: int) -> Any:
+def _rank(value: float, memory: int) -> int:
+    """An integer for a float, in the same order; neighbouring floats have neighbouring ones. Uses 4 bytes of memory."""
+    put_f32(memory, np.float32(value))
+    bits = get_i32(memory)
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+
+@inner
+def _ranked(rank: int, memory: int) -> Any:
+    """The float of an integer of _rank."""
+    put_i32(memory, rank if rank >= 0 else 0x80000000 - rank)
+    return get_f32(memory)
+
+
+@inner
+def _narrow(count: int, how: Any, goal: float, beyond: int, base: float, listed: Any, memory: int) -> Any:
     """Narrow a list to some entries with the border among them; returns how many, and the mass before them.
 
     They are all candidates with keys in some range, and stay in the order of their positions.
     """
-    keys, weights, different = listed[2], listed[3], True
-    while different and count > _SHORT:
-        top, bottom = _range(keys, count)
-        different = top > bottom
-        if different:
-            scale = (_BINS - 1) / (top - bottom)
-            last = int((top - bottom) * scale)
-            for slot in range(_BINS):
-                put_f64(bins + 8 * slot, 0.0)
-            for j in range(count):
-                place = bins + 8 * int((top - get_f32(keys + 4 * j)) * scale)
-                put_f64(place, get_f64(place) + get_f64(weights + 8 * j))
-            chosen = 0
-            while chosen < last and not _reached(base + get_f64(bins + 8 * chosen), goal, beyond):
-                base += get_f64(bins + 8 * chosen)
-                chosen += 1
-            left = 0
-            for j in range(count):
-                inside = int((top - get_f32(keys + 4 * j)) * scale) == chosen
-                if inside:
-                    _copy_entry(listed, j, left)
-                    left += 1
-            count = left
-    return count, base
+    positions, logits, keys, weights = listed[0], listed[1], listed[2], listed[3]
+    highest, lowest = _range(keys, count)
+    upper, lower, above, more, mass = _rank(highest, memory), _rank(lowest, memory) - 1, 0, count, 0.0
+    while more - above > _SHORT and upper - lower > 1:
+        middle = lower + (upper - lower) // 2
+        bound, found, sums = splat_f32(_ranked(middle, memory)), zero_i32(), zero_f64()
+        for j in range(0, count, 16):
+            some = and_i32(above_f32(load_f32(keys + 4 * j), bound), before(count - j))
+            found, sums = add_i32(found, some), add_f64(sums, where_f64(some, load_f64(weights + 8 * j)))
+        if _reached(base + sum_f64(sums), goal, beyond):
+            lower, more = middle, -sum_i32(found)
+        else:
+            upper, above, mass = middle, -sum_i32(found), sum_f64(sums)
+    low, high, left = splat_f32(_ranked(lower, memory)), splat_f32(_ranked(upper, memory)), 0
+    for j in range(0, count, 16):
+        some, places, values = load_f32(keys + 4 * j), load_i32(positions + 4 * j), load_f32(logits + 4 * j)
+        mask = and_i32(and_i32(above_f32(some, low), not_above_f32(some, high)), before(count - j))
+        append_i32(positions + 4 * left, places, mask)
+        append_f32(logits + 4 * left, values, mask)
+        left += count_lanes(mask)
+    _describe(logits, left, how, (keys, weights, listed[4]))
+    return left, base + mass
 
 
 @inner
@@ -573,27 +608,25 @@ def _border(x: int, n: int, how: Any, share: Any, far: Any, places: Any) -> Any:
     """Find the first candidates in falling order of keys that have a share of the mass, or are as many as asked.
 
     share: the share or number, and 1 if it must be exceeded. Equal candidates are in the order of position. The result
-    is a key and a number: candidates above the key are kept, and that many of the list, which begins with them. All
-    others of the list have no higher key. The third is how many were listed at first if all that are kept were, else 0.
-    far: what is known of candidates that are not among these (_NONE_FAR). The number is -1 if its error may change
-    which are kept.
+    is a key and two numbers: candidates above the key are kept, and the first that many of the list, which has the
+    second number of entries; all candidates with keys that are not above are in the list or are not kept.
+    far: what is known of candidates that are not among these (see _NONE_FAR). The first number is _ELSEWHERE if the
+    border is among those, and _UNSURE if the error of what is known may change which are kept.
     """
-    listed, bins = places[2], places[5]
+    listed, bins = places[2], places[4]
     part, beyond = share
-    upper, lower, above = _INFINITY, -_INFINITY, 0.0
-    if n >= MANY:
+    upper, lower, base = _INFINITY, -_INFINITY, far[0]
+    if n >= MANY and far[0] + far[1] == 0.0:
         upper, lower = _guess(x, n, how, part / n if how[1] != _WEIGHED else part, listed, bins)
     above, more, total = _masses(x, n, how, upper, lower)
-    if how[1] == _WEIGHED:
-        total += far[0]
+    total += far[0] + far[1]
     goal = part * total
-    if above > 0.0 and _reached(above, goal, beyond):
+    if above > 0.0 and _reached(base + above, goal, beyond):
         upper, lower, above = _INFINITY, upper, 0.0
-    elif not _reached(more, goal, beyond):
+    elif lower > -_INFINITY and not _reached(base + more, goal, beyond):
         upper, lower, above = lower, -_INFINITY, more
     count = _list(x, n, how, upper, lower, listed)
-    whole = count if upper == _INFINITY else 0
-    count, above = _narrow(count, goal, beyond, above, listed, bins)
+    count, above = _narrow(count, how, goal, beyond, base + above, listed, bins)
     key = np.float32(_range(listed[2], count)[0])
     _sort(count, listed)
     less = found = above / total
@@ -604,130 +637,253 @@ def _border(x: int, n: int, how: Any, share: Any, far: Any, places: Any) -> Any:
         j += 1
         if _reached(found, part, beyond):
             break
-    if how[1] == _WEIGHED and far[0] > 0.0:
-        doubt = _mass_error(far) / total + _SUM_ERROR
+    if far[0] + far[1] > 0.0:
+        doubt = _FAR_ERROR * (far[0] * (1.0 - part) + far[1] * part) / total + _SUM_ERROR
         unsure = less + doubt >= part or found - doubt <= part
-        if how[0] != 0 and not unsure:
-            unsure = _may_move(x, n, get_f64(listed[4] + 8 * (j - 1)), how, far, total)
-        if unsure:
-            j = -1
-    return key, j, whole
+        if _reached(base, goal, beyond) or not _reached(base + more, goal, beyond):
+            j = _ELSEWHERE
+        elif unsure or (how[0] != 0 and _may_move(x, n, j - 1, how, far, total, listed)):
+            j = _UNSURE
+    return key, j, count
 
 
 @inner
-def _mass_error(far: Any) -> float:
-    """The bound of the error of far candidates' mass."""
-    return _ERROR * far[0] + _ERROR_BY_DISTANCE * far[1]
+def _may_move(x: int, n: int, entry: int, how: Any, far: Any, total: float, listed: Any) -> bool:
+    """Whether the error of the middle may change which candidates are kept. entry: of the list, the last that is.
 
-
-@inner
-def _may_move(x: int, n: int, last: float, how: Any, far: Any, total: float) -> bool:
-    """Whether the error of the middle may change which candidates are kept. last: the key of the last of them."""
-    error = _ERROR * far[1] + _ERROR_BY_DISTANCE * far[2] + _mass_error(far) * how[3]
-    move = 4.0 * (error / total + _SUM_ERROR * how[3]) - _KEY_ERROR * last
-    counted = (how[0], _COUNTED, how[2], how[3])
-    above, more, _ = _masses(x, n, counted, np.float32(last + move), np.float32(last - move))
-    return more - above != 1.0 or how[3] - last + move >= far[3]
-
-
-@inner
-def _keep_share(x: int, ids: int, n: int, how: Any, share: Any, min_keep: int, far: Any, places: Any) -> int:
-    """Keep the first candidates until they have a share, and at least min_keep; returns how many. See _border.
-
-    If far candidates may change which are kept, keeps nothing and returns -1.
+    Candidates on one side of the middle are in the same order, wherever exactly it is.
     """
-    key, some, whole = _border(x, n, how, share, far, places)
-    if some < 0:
-        return -1
+    some, middle, last = far[0] + far[1], how[2] - how[3], get_f64(listed[4] + 8 * entry)
+    error = math.sqrt(some * far[4]) + abs(middle - far[2]) * some
+    move = 2.0 * (_MOMENT_ERROR * error / total + _SUM_ERROR * (1.0 + how[3]))
+    opposite = 2.0 * middle - float(get_f32(listed[1] + 4 * entry))
+    if _count_above(x, n, opposite - move) > _count_above(x, n, opposite + move):
+        return True
+    low, inner_low, inner_high, high = far[5:]
+    least = max(middle - inner_low, inner_high - middle) if inner_low < inner_high else 0.0
+    return least - move >= -last or min(middle - low, high - middle) + last <= move
+
+
+@inner
+def _interval(x: int, n: int, how: Any, border: Any, far: Any, listed: Any, memory: int) -> Any:
+    """The logits that are kept, for _keep_within. border: see _border."""
+    key, some, count = border
+    bound, lows, highs = splat_f32(key), splat_f32(-_INFINITY), splat_f32(-_INFINITY)
+    for i in range(0, n, 16):
+        values = _block(x, n, i)
+        mask = and_i32(above_f32(_keys(values, how), bound), before(n - i))
+        lows, highs = max_f32(where_f32(mask, neg_f32(values)), lows), max_f32(where_f32(mask, values), highs)
+    low, high = -largest_f32(lows), largest_f32(highs)
+    if far[6] < far[7]:
+        low = min(low, _ranked(_rank(far[6], memory) + 1, memory))
+        high = max(high, _ranked(_rank(far[7], memory) - 1, memory))
+    last = get_f64(listed[4] + 8 * (some - 1))
+    for j in range(count):
+        if get_f64(listed[4] + 8 * j) > last:
+            low, high = min(low, get_f32(listed[1] + 4 * j)), max(high, get_f32(listed[1] + 4 * j))
+    wide_low, wide_high = low, high
+    for j in range(some):
+        wide_low, wide_high = min(wide_low, get_f32(listed[1] + 4 * j)), max(wide_high, get_f32(listed[1] + 4 * j))
+    if some == count or get_f64(listed[4] + 8 * some) < last:  # no equal ones are left out
+        low, high = wide_low, wide_high
+    return wide_low, wide_high, low, high, get_i32(listed[0] + 4 * (some - 1))
+
+
+@inner
+def _keep_share(x: int, ids: int, n: int, how: Any, share: Any, min_keep: int, places: Any) -> int:
+    """Keep the first candidates until they have a share, and at least min_keep; returns how many. See _border."""
+    border = _border(x, n, how, share, _NONE_FAR, places)
     if min_keep > 1:
         counting = (how[0], _COUNTED_BY_WEIGHT, how[2], how[3])
-        if _masses(x, n, counting, key, key)[0] + some < min_keep:
-            key, some, whole = _border(x, n, counting, (float(min(min_keep, n)), 0), far, places)
-    listed = places[2]
-    if 0 < whole < n // 4:
-        return _keep_listed(ids, whole, how, some, places)
-    _clear_marks(n, places)
-    for j in range(some):
-        put_u8(places[3] + get_i32(listed[0] + 4 * j), 1)
-    return _keep_marked(x, ids, n, how, key, 1, places)
+        if _masses(x, n, counting, border[0], border[0])[0] + border[1] < min_keep:
+            border = _border(x, n, counting, (float(min(min_keep, n)), 0), _NONE_FAR, places)
+    return _keep_within(x, ids, n, _interval(x, n, how, border, _NONE_FAR, places[2], places[4]), places)
 
 
 @inner
-def _keep_order(
-    x: int, ids: int, n: int, top: float, share: float, typical: int, min_keep: int, far: Any, places: Any
-) -> int:
-    """Keep the most probable, or those with a surprise near the entropy; returns how many, or as _keep_share."""
+def _keep_mass(x: int, ids: int, n: int, top: float, share: float, typical: int, min_keep: int, places: Any) -> int:
+    """Keep the most probable (top-p, arXiv:1904.09751), or those with a surprise near the entropy (arXiv:2202.00666).
+
+    Returns how many. Where single precision cannot decide, all is computed in double precision.
+    """
+    if n >= MANY and min_keep <= 1:
+        # A few candidates may have much of the mass. If the first sample misses them, or has one, its sums tell.
+        kept, sampled_share, middle = _keep_roughly(x, ids, n, top, (share, share, -1.0), typical, places)
+        if kept == _ELSEWHERE:
+            kept = _keep_roughly(x, ids, n, top, (share, sampled_share, middle), typical, places)[0]
+        if kept >= 0:
+            return kept
     middle = 0.0
     if typical != 0:
         if _count_above(x, n, top - _IMPOSSIBLE) < n:
             n = _keep_above(x, ids, n, top - _IMPOSSIBLE, places)
             x, ids = places[0], places[1]
-        mean, mass = _mean_distance(x, n, top)
-        middle = (mean * mass + far[1]) / (mass + far[0])
-    return _keep_share(x, ids, n, (typical, _WEIGHED, top, middle), (share, typical), min_keep, far, places)
+        middle = _mean_distance(x, n, top)[0]
+    return _keep_share(x, ids, n, (typical, _WEIGHED, top, middle), (share, typical), min_keep, places)
 
 
 @inner
-def _keep_mass(x: int, ids: int, n: int, top: float, share: float, typical: int, min_keep: int, places: Any) -> int:
-    """Top-p (arXiv:1904.09751), or typical-p (arXiv:2202.00666): returns how many are kept.
+def _keep_roughly(x: int, ids: int, n: int, top: float, goal: Any, typical: int, places: Any) -> Any:
+    """As _keep_mass for many candidates: weights of those that are certainly kept, or not, are in single precision.
 
-    Near candidates are looked at first, and all if those cannot decide.
+    goal: the share, the share of a sample that is looked at, and the middle if it is known, else -1. Returns how many
+    are kept, or _UNSURE if the error may change which are kept, or _ELSEWHERE if the sample misled; nothing is kept
+    then. With that come the numbers for another attempt.
     """
-    near, far = _near(x, ids, n, top, (1.0 + share) / 2.0 if typical != 0 else share, min_keep, places)
-    kept = -1
-    if near > 0:
-        kept = _keep_order(places[6][0], places[6][1], near, top, share, typical, 1, far, places)
-    return kept if kept > 0 else _keep_order(x, ids, n, top, share, typical, min_keep, _NONE_FAR, places)
+    share, sampled_share, middle = goal
+    center, window, sampled = _window(x, n, top, (sampled_share, middle), typical, places)
+    scale = _scale(top, _LOG2E)
+    if window[0] <= top - _FARTHEST or scale[1] == 0.0:
+        return _UNSURE, 0.0, 0.0
+    if typical != 0:
+        some, far = _near(x, ids, n, scale, window, center, places)
+    else:
+        some, far = _near(x, ids, n, scale, window, None, places)
+    if some == 0:
+        return _ELSEWHERE, share, -1.0
+    near, near_ids = places[5]
+    rest = far[0] + far[1]
+    mean, mass = _mean_distance(near, some, top)
+    whole = mass + rest
+    middle = (mean * mass + (top - far[2]) * rest - far[3]) / whole
+    how = (typical, _WEIGHED, top, middle)
+    border = _border(near, some, how, (share, typical), far, places)
+    if border[1] < 0:
+        return border[1], 1.0 - (1.0 - share) * whole / sampled, middle
+    low, high, later_low, later_high, last = _interval(near, some, how, border, far, places[2], places[4])
+    if far[6] < far[7]:
+        last = get_i32(near_ids + 4 * last)
+        kept = _keep_within(x, ids, n, (low, high, later_low, later_high, last), places)
+    else:
+        kept = _keep_within(near, near_ids, some, (low, high, later_low, later_high, last), places)
+    return kept, 0.0, 0.0
 
 
 @inner
-def _near(x: int, ids: int, n: int, top: float, share: float, min_keep: int, places: Any) -> Any:
-    """Copy the candidates that have about a share of the mass, if they are few.
+def _window(x: int, n: int, top: float, goal: Any, typical: int, places: Any) -> Any:
+    """Where a sample of many candidates suggests that the last that is kept may be.
 
-    Returns how many, and about the others what _NONE_FAR has, summed up in single precision. min_keep: more than 1 is
-    not for near candidates alone.
+    goal: the share of the sample, and the middle if it is known. Returns a middle and two intervals of logits: those
+    inside the inner one come first, and those outside the outer one last. The inner one is empty where few are inside
+    the outer one. The last result is about the mass of all candidates.
     """
-    sampled, bound = n // 16 // max(n // 16 // _SAMPLED, 1) * 16, -math.inf
-    if n >= MANY and min_keep <= 1:
-        bound = float(_guess(x, n, (0, _WEIGHED, top, 0.0), share, places[2], places[5])[1])
-    if bound <= top - _FARTHEST or _count_above(places[2][1], sampled, bound) * _FEW > sampled:
-        return 0, _NONE_FAR
-    near, mass, moment, second = 0, zero_f64(), zero_f64(), zero_f64()
-    highest, border = splat_f32(np.float32(top)), splat_f32(np.float32(bound))
-    farthest, factor = splat_f32(np.float32(_FARTHEST)), splat_f32(np.float32(-_LOG2E))
-    for begin in range(0, n, _PART):
-        masses, moments, seconds = zero_f32(), zero_f32(), zero_f32()
-        for i in range(begin, min(n, begin + _PART), 16):
-            values = _block(x, n, i)
-            far = not_above_f32(values, border)
-            inside = 16 - count_lanes(far)
-            if _COMPRESSES or inside > 0:
-                append_f32(places[6][0] + 4 * near, values, without(far))
-                append_i32(places[6][1] + 4 * near, count_up(i) if ids == 0 else load_i32(ids + 4 * i), without(far))
-                near += inside
-            distances = min_f32(sub_f32(highest, where_f32(far, values)), farthest)
-            weight = exp2_f32(mul_f32(distances, factor))
-            product = mul_f32(weight, distances)
-            masses, moments = add_f32(masses, weight), add_f32(moments, product)
-            seconds = fma(product, distances, seconds)
-        mass, moment = add_f64(mass, widen_f64(masses)), add_f64(moment, widen_f64(moments))
-        second = add_f64(second, widen_f64(seconds))
-    return near, (sum_f64(mass), sum_f64(moment), sum_f64(second), top - bound)
+    listed, bins = places[2], places[4]
+    step = n // 16 // _SAMPLED
+    sampled = n // 16 // step * 16
+    share, middle = goal
+    upper, lower = _guess(x, n, (0, _WEIGHED, top, 0.0), (1.0 + share) / 2.0 if typical != 0 else share, listed, bins)
+    mean, spread, mass = _sampled_middle(listed[1], listed[3], sampled, top)
+    mass, low, inner_low, inner_high, high = mass * step, float(lower), math.inf, -math.inf, math.inf
+    if _count_above(listed[1], sampled, low) * _FEW <= sampled:
+        return low, (low, inner_low, inner_high, high), mass
+    if typical == 0:
+        return low, (low, float(upper), high, high), mass
+    if middle < 0.0:
+        middle, spread = mean, _DEVIATIONS * spread
+    else:
+        spread = 0.0
+    upper, lower = _guess(x, n, (1, _WEIGHED, top, middle), share, listed, bins)
+    near, far, middle = -float(upper) - spread, spread - float(lower), top - middle
+    low, high = float(np.float32(middle - far)), float(np.float32(middle + far))
+    if near > 0.0:
+        inner_low, inner_high = float(np.float32(middle - near)), float(np.float32(middle + near))
+    return middle, (low, inner_low, inner_high, high), mass
 
 
 @inner
-def _keep_listed(ids: int, count: int, how: Any, some: int, places: Any) -> int:
-    """Keep those of the first `count` listed that come no later than entry `some` of the narrowed list."""
-    positions, logits, keys, weights, exact, again = places[2]
-    border, last, kept = get_f64(exact + 8 * (some - 1)), get_i32(positions + 4 * (some - 1)), 0
-    _describe(logits, count, how, (keys, weights, exact))
-    for j in range(count):
-        value, position = get_f64(exact + 8 * j), get_i32(again + 4 * j)
-        if value > border or (value == border and position <= last):
-            put_f32(places[0] + 4 * kept, get_f32(logits + 4 * j))
-            put_i32(places[1] + 4 * kept, position if ids == 0 else get_i32(ids + 4 * position))
-            kept += 1
-    return kept
+def _sampled_middle(logits: int, weights: int, n: int, top: float) -> Any:
+    """The mean distance of a sample's logits from the highest one, by weights; its standard deviation; their sum."""
+    total, first, squares, crossed, second = zero_f64(), zero_f64(), zero_f64(), zero_f64(), zero_f64()
+    for i in range(0, n, 16):
+        weight, distance = load_f64(weights + 8 * i), distance_f64(load_f32(logits + 4 * i), top)
+        product = multiply_f64(weight, distance)
+        total, first = add_f64(total, weight), add_f64(first, product)
+        squares = add_f64(squares, multiply_f64(weight, weight))
+        crossed = add_f64(crossed, multiply_f64(weight, product))
+        second = add_f64(second, multiply_f64(product, product))
+    whole = sum_f64(total)
+    mean = sum_f64(first) / whole
+    spread = sum_f64(second) - 2.0 * mean * sum_f64(crossed) + mean * mean * sum_f64(squares)
+    return mean, math.sqrt(max(spread, 0.0)) / whole, whole
+
+
+@inner
+def _near(x: int, ids: int, n: int, how: Any, window: Any, center: Any, places: Any) -> Any:
+    """Copy the candidates between the two intervals of a window, and sum up what is known of all others.
+
+    Returns how many there are, and what _NONE_FAR has. how: two results of _scale. center: see _NONE_FAR, or None if
+    moments are not needed. Copied with the logits are ids, or positions if some candidates are inside the inner
+    interval.
+    """
+    scale, unit = how
+    low, inner_low, inner_high, high = window
+    lows = (splat_f32(np.float32(low)), splat_f32(np.float32(inner_low)))
+    bounds = (*lows, splat_f32(np.float32(inner_high)), splat_f32(np.float32(high)))
+    if inner_low < inner_high:
+        ids = 0
+    near, inside, outside, moment, second = 0, zero_f64(), zero_f64(), zero_f64(), zero_f64()
+    about = np.float32(0.0 if center is None else center)
+    middle, least = splat_f32(about), splat_f32(scale[3])
+    whole = n // 128 * 128
+    for begin in range(0, whole, 128):
+        insides, outsides, moments, seconds = zero_f32(), zero_f32(), zero_f32(), zero_f32()
+        for i in range(begin, begin + 128, 64):
+            a, b = load_f32(x + 4 * i), load_f32(x + 4 * i + 64)
+            c, d = load_f32(x + 4 * i + 128), load_f32(x + 4 * i + 192)
+            near, a_in, a_out = _split(a, i, ids, near, bounds, scale, center, places)
+            near, b_in, b_out = _split(b, i + 16, ids, near, bounds, scale, center, places)
+            near, c_in, c_out = _split(c, i + 32, ids, near, bounds, scale, center, places)
+            near, d_in, d_out = _split(d, i + 48, ids, near, bounds, scale, center, places)
+            insides = add_f32(insides, add_f32(add_f32(a_in, b_in), add_f32(c_in, d_in)))
+            outsides = add_f32(outsides, add_f32(add_f32(a_out, b_out), add_f32(c_out, d_out)))
+            if center is not None:
+                a_one, a_two = _moments(a, a_in, a_out, middle, least)
+                b_one, b_two = _moments(b, b_in, b_out, middle, least)
+                c_one, c_two = _moments(c, c_in, c_out, middle, least)
+                d_one, d_two = _moments(d, d_in, d_out, middle, least)
+                moments = add_f32(moments, add_f32(add_f32(a_one, b_one), add_f32(c_one, d_one)))
+                seconds = add_f32(seconds, add_f32(add_f32(a_two, b_two), add_f32(c_two, d_two)))
+        inside, outside = add_f64(inside, widen_f64(insides)), add_f64(outside, widen_f64(outsides))
+        if center is not None:
+            moment, second = add_f64(moment, widen_f64(moments)), add_f64(second, widen_f64(seconds))
+    for i in range(whole, n, 16):
+        a = _block(x, n, i)
+        near, a_in, a_out = _split(a, i, ids, near, bounds, scale, center, places)
+        inside, outside = add_f64(inside, widen_f64(a_in)), add_f64(outside, widen_f64(a_out))
+        a_one, a_two = _moments(a, a_in, a_out, middle, least)
+        moment, second = add_f64(moment, widen_f64(a_one)), add_f64(second, widen_f64(a_two))
+    sums = (unit * sum_f64(inside), unit * sum_f64(outside), float(about))
+    return near, (*sums, unit * sum_f64(moment), unit * sum_f64(second), low, inner_low, inner_high, high)
+
+
+@inner
+def _split(values: Any, i: int, ids: int, near: int, bounds: Any, scale: Any, center: Any, places: Any) -> Any:
+    """Copy those of sixteen candidates that are between two intervals; returns how many were copied so far.
+
+    Also returns the weights, in units of _scale, of those inside the inner interval and of those outside the outer one.
+    center: None if intervals are open above.
+    """
+    some, inner_ones = above_f32(values, bounds[0]), above_f32(values, bounds[1])
+    if center is not None:
+        some, inner_ones = (
+            and_i32(some, above_f32(bounds[3], values)),
+            and_i32(inner_ones, above_f32(bounds[2], values)),
+        )
+    mask = and_i32(some, without(inner_ones))
+    found = count_lanes(mask)
+    if _COMPRESSES or found > 0:
+        append_f32(places[5][0] + 4 * near, values, mask)
+        append_i32(places[5][1] + 4 * near, count_up(i) if ids == 0 else load_i32(ids + 4 * i), mask)
+    weights = _rough(values, scale)
+    return near + found, or_zero_f32(inner_ones, weights), or_zero_f32(without(some), weights)
+
+
+@inner
+def _moments(values: Any, inside: Any, outside: Any, middle: Any, least: Any) -> Any:
+    """The weights times the logits' distances from the middle, and times their squares. least: see _rough."""
+    distances = sub_f32(max_f32(values, least), middle)
+    product = mul_f32(add_f32(inside, outside), distances)
+    return product, mul_f32(product, distances)
 
 
 @inner
@@ -737,27 +893,30 @@ def _exclude_top(x: int, ids: int, n: int, top: float, threshold: float, min_kee
     XTC, "exclude top choices" (text-generation-webui pull request 6335). Returns how many are left, and the highest.
     """
     listed, how = places[2], (0, _WEIGHED, top, 0.0)
-    total, doubt = _weigh_roughly(x, n, top, _LOG2E, places[4])
+    total, doubt = _weigh_roughly(x, n, top, _LOG2E, places[3])
     lower = top - 1e-3 + math.log(threshold * total) if threshold > 0.0 else -math.inf
     count = _list(x, n, how, _INFINITY, np.float32(lower - 1e-6 * abs(lower)), listed)
     for j in range(count):
-        if abs(get_f64(listed[3] + 8 * j) - threshold * total) <= threshold * doubt and doubt > 0.0:
-            total, doubt = _weigh(x, n, top, _LOG2E, places[4]), 0.0
-    reaching, least, last = 0, 2.0, -1
+        if doubt > 0.0 and abs(get_f64(listed[3] + 8 * j) - threshold * total) <= doubt * threshold * total:
+            total, doubt = _weigh(x, n, top, _LOG2E, places[3]), 0.0
+    reaching, least, last, lowest = 0, 2.0, -1, _INFINITY
     for j in range(count):
         weight = get_f64(listed[3] + 8 * j)
         if weight / total >= threshold:
             reaching += 1
+            lowest = min(lowest, get_f32(listed[1] + 4 * j))
             if weight <= least:
                 least, last = weight, j
     if reaching < 2 or n - reaching + 1 < min_keep:
         return n, top
-    _clear_marks(n, places)
-    for j in range(count):
-        if get_f64(listed[3] + 8 * j) / total >= threshold and j != last:
-            put_u8(places[3] + get_i32(listed[0] + 4 * j), 1)
-    highest = float(get_f32(listed[1] + 4 * last))
-    return _keep_marked(x, ids, n, how, _INFINITY, 0, places), highest
+    highest, spared, kept = float(get_f32(listed[1] + 4 * last)), get_i32(listed[0] + 4 * last), 0
+    dropped = splat_f32(lowest)
+    for i in range(0, n, 16):
+        mask = above_f32(dropped, _block(x, n, i))
+        if i <= spared < i + 16:
+            mask = or_i32(mask, and_i32(before(spared + 1 - i), without(before(spared - i))))
+        kept = _append(x, ids, n, i, mask, kept, places)
+    return kept, highest
 
 
 @inner
@@ -804,7 +963,7 @@ def _find(x: int, n: int, how: Any, goal: float, places: Any) -> Any:
     how: the highest logit, and the factor. Also returns how far the sums before and after it are from the goal. If the
     parts' sums are rough, the position may be -1.
     """
-    weights, parts, part, mass, found, last = places[2][3], places[4], 0, 0.0, -1, 0.0
+    weights, parts, part, mass, found, last = places[2][3], places[3], 0, 0.0, -1, 0.0
     while part < (n - 1) // _PART and mass + get_f64(parts + 8 * part) <= goal:
         mass += get_f64(parts + 8 * part)
         part += 1
@@ -827,10 +986,10 @@ def _find(x: int, n: int, how: Any, goal: float, places: Any) -> Any:
 @inner
 def _draw(x: int, n: int, how: Any, uniform: float, places: Any) -> int:
     """The position that a number in [0, 1) stands for."""
-    total, doubt = _weigh_roughly(x, n, how[0], how[1], places[4])
+    total, doubt = _weigh_roughly(x, n, how[0], how[1], places[3])
     found, before_it, after_it = _find(x, n, how, uniform * total, places)
-    if doubt > 0.0 and min(before_it, after_it) <= doubt * max(uniform, 1.0 - uniform):
-        total = _weigh(x, n, how[0], how[1], places[4])
+    if doubt > 0.0 and min(before_it, after_it) <= (2.0 * doubt * uniform * (1.0 - uniform) + _SUM_ERROR) * total:
+        total = _weigh(x, n, how[0], how[1], places[3])
         found = _find(x, n, how, uniform * total, places)[0]
     return found
 
@@ -850,7 +1009,12 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
         n = _keep_likely(x, ids, n, top_k, places)
         x, ids = own, own_ids
     if top_k > 0.0 and top_k < n:
-        n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (top_k, 0), 1, _NONE_FAR, places)
+        if n >= MANY:
+            likely = _guess(x, n, (0, _COUNTED, top, 0.0), top_k / n, places[2], places[4])[1]
+            if _count_above(x, n, float(likely)) >= top_k:
+                n = _keep_above(x, ids, n, float(likely), places)
+                x, ids = own, own_ids
+        n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (top_k, 0), 1, places)
         x, ids = own, own_ids
     if typical_p < 1.0:
         n = _keep_mass(x, ids, n, top, typical_p, 1, min_keep, places)
@@ -863,7 +1027,7 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
         bound = top + min_p
         if min_keep > 1 and _count_above(x, n, bound) < min_keep:
             counting = (0, _COUNTED, top, 0.0)
-            n = _keep_share(x, ids, n, counting, (float(min(min_keep, n)), 0), 1, _NONE_FAR, places)
+            n = _keep_share(x, ids, n, counting, (float(min(min_keep, n)), 0), 1, places)
         else:
             n = _keep_above(x, ids, n, bound, places)
         x, ids = own, own_ids
@@ -891,18 +1055,19 @@ def _choose(x: int, ids: int, n: int, highest: Any, rules: int, choice: int, pla
         position = _first_of(x, n, highest)
     else:
         if get_f64(rules + 8 * Rule.TOTAL) != 0.0:
-            put_f64(choice + 8 * Choice.TOTAL, _weigh_roughly(x, n, top, _LOG2E, places[4])[0])
+            put_f64(choice + 8 * Choice.TOTAL, _weigh_roughly(x, n, top, _LOG2E, places[3])[0])
         if mu == 0.0:
             x, ids, n, top = _filtered(x, ids, n, highest, rules, places)
         factor = _LOG2E / _temperature(x, n, top, rules)
         if mu != 0.0:  # Mirostat 2 (arXiv:2007.14966)
-            surprise = _LOG2E * math.log(_weigh(x, n, top, factor, places[4]))
+            surprise = _LOG2E * math.log(_weigh(x, n, top, factor, places[3]))
             if surprise <= mu:
                 n = _keep_above(x, ids, n, top + (surprise - mu - _ROUNDING) / factor, places)
             else:
-                _clear_marks(n, places)
-                put_u8(places[3] + _first_of(x, n, highest), 1)
-                n = _keep_marked(x, ids, n, (0, _COUNTED, top, 0.0), _INFINITY, 1, places)
+                first = _first_of(x, n, highest)
+                put_i32(places[1], first if ids == 0 else get_i32(ids + 4 * first))
+                put_f32(places[0], highest)
+                n = 1
             x, ids = places[0], places[1]
         position = _draw(x, n, (top, factor), get_f64(rules + 8 * Rule.UNIFORM), places)
         put_f64(choice + 8 * Choice.KEPT, float(n))
@@ -927,6 +1092,7 @@ def _choose_samples() -> Iterator[Sample]:
     ]
     many: list[dict[Rule, float]] = [
         {Rule.TOP_P: 0.9},
+        {Rule.TYPICAL_P: 0.8},
         {Rule.TYPICAL_P: 0.9},
         {Rule.TOP_K: 20},
         {Rule.XTC: 0.001, Rule.TOTAL: 1},
@@ -936,7 +1102,8 @@ def _choose_samples() -> Iterator[Sample]:
         s = Sample(scratch=memory_bytes(count))
         rules = [change.get(Rule(i), value) for i, value in enumerate(_NEUTRAL)]
         allowed = s.array(s.random.integers(0, 3, count), np.uint8) if change == {} else 0
-        logits = s.normal(count) if Rule.TYPICAL_P not in change else s.array(4 * s.random.normal(size=count))
+        peaked = change.get(Rule.TYPICAL_P) in (0.6, 0.9)
+        logits = s.array((4 if peaked else 1) * s.random.normal(size=count))
         choice = s.zeros(int(Choice.SIZE), np.float64)
         yield s.arguments(logits, count, allowed, s.array(rules, np.float64), choice)
 

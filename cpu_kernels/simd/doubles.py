@@ -162,6 +162,14 @@ where_f32 = define(
     lambda b, mask, x: b.select(_selected(b, mask), x, constant(f32x16.llvm, -math.inf)),
     lambda mask, x: np.where(mask != 0, x, np.float32(-np.inf)),
 )
+# x where the mask selects it, else 0.
+or_zero_f32 = define(
+    "or_zero_f32",
+    [i32x16, f32x16],
+    f32x16,
+    lambda b, mask, x: b.select(_selected(b, mask), x, constant(f32x16.llvm, 0.0)),
+    lambda mask, x: np.where(mask != 0, x, np.float32(0)),
+)
 # A mask from up to sixteen bytes: those of the first `count` that are not 0.
 load_mask = define(
     "load_mask",

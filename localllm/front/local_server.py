@@ -129,5 +129,4 @@ def started(server: LocalServer, model: str, ctx: int | None, log: Path) -> Iter
                 time.sleep(_POLL_S)
             yield
         finally:
-            with contextlib.suppress(KeyboardInterrupt):  # a further Ctrl-C does not wait: it ends by itself
-                end_within(END_S, process)
+            end_within(END_S, process)

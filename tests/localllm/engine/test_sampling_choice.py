@@ -18,7 +18,10 @@ from tests.localllm.engine.sampling_oracle import expected
 
 NEUTRAL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0, "seed": 1}
 SIZES = (1, 2, 15, 16, 17, 300, MANY - 1, MANY, MANY + 17, 40_000)
-KINDS = ("flat", "peaked", "ties", "equal", "wide", "extreme", "two levels", "outlier", "tail")
+KINDS = (
+    *("flat", "peaked", "ties", "equal", "wide", "extreme", "two levels", "outlier", "tail"),
+    *("half precision", "spikes", "spikes in the sample", "far below 0", "far above 0"),
+)
 
 
 def made(kind: str, size: int, impossible: float = 0.0, seed: int = 0) -> NDArray[np.float32]:
@@ -35,6 +38,11 @@ def made(kind: str, size: int, impossible: float = 0.0, seed: int = 0) -> NDArra
         "two levels": np.where(random.random(size) < 0.01, 5.0, 0.0),
         "outlier": np.where(np.arange(size) == size // 3, 50.0, normal),
         "tail": 10 * random.exponential(size=size),
+        "half precision": normal.astype(np.float16),  # many at the border are equal
+        "spikes": normal + 14 * (np.arange(size) % 1531 == 40),  # hardly any in a sample of vectors
+        "spikes in the sample": normal + 14 * (np.arange(size) == 3),
+        "far below 0": normal - 4000,
+        "far above 0": 2 * normal + 20_000,
     }[kind].astype(np.float32)
     values[random.random(size) < impossible] = -np.inf
     values[size // 2] = max(values[size // 2], np.float32(-1))
@@ -170,10 +178,11 @@ def test_vocabularies_of_several_sizes_share_memory() -> None:
 @pytest.mark.parametrize("off", [-1e-10, 1e-10])
 @pytest.mark.parametrize("name", ["top_p", "typical_p"])
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.95])
-def test_shares_that_are_hardly_reached(name: str, share: float, off: float) -> None:
+@pytest.mark.parametrize("kind", ["peaked", "flat"])
+def test_shares_that_are_hardly_reached(kind: str, name: str, share: float, off: float) -> None:
     """Single precision could not tell whether the last token belongs to those that are kept."""
     for seed in range(10):
-        logits = made("peaked", 20_000, seed=seed)
+        logits = made(kind, 20_000, seed=seed)
         probabilities = np.exp(logits.astype(np.float64) - logits.max())
         probabilities /= probabilities.sum()
         surprises = -np.log(probabilities)
@@ -193,7 +202,7 @@ def probabilities_of(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("off", [-1e-10, 1e-10])
-@pytest.mark.parametrize("kind", ["peaked", "two levels", "outlier"])
+@pytest.mark.parametrize("kind", ["peaked", "two levels", "outlier", "flat", "far below 0"])
 def test_draws_beside_the_border_of_two_tokens(kind: str, off: float) -> None:
     logits = made(kind, 20_000)
     chooser = Chooser(SamplingParams(**NEUTRAL), logits.size)
@@ -215,3 +224,24 @@ def test_xtc_with_a_threshold_that_is_hardly_reached(off: float) -> None:
     chooser.choose(logits, None, 0.5, 0.5)
     dropped = order[: 5 if off < 0 else 4]
     assert chooser.candidates(logits).ids.tolist() == np.setdiff1d(np.arange(logits.size), dropped).tolist()
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "wide", "equal", "spikes", "far below 0", "far above 0"])
+def test_the_sum_of_all_weights_in_single_precision(kind: str) -> None:
+    """Its error is within the bound by which draws and filters decide whether they need double precision."""
+    for size in (MANY, 20_000, 100_003):
+        logits = made(kind, size)
+        chooser = Chooser(SamplingParams(**NEUTRAL), size, total=True)
+        chooser.choose(logits, None, 0.5, 0.5)
+        wanted = math.log(np.exp(logits.astype(np.float64) - logits.max()).sum()) + float(logits.max())
+        assert chooser.log_total == pytest.approx(wanted, rel=1e-14, abs=2.4e-7)
+
+
+@pytest.mark.parametrize("offset", [0, 300])
+@pytest.mark.parametrize("deviation", [0.2, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("way", ["top-p 0.5", "top-p 0.95", "typical 0.6"])
+def test_many_random_logits_keep_what_sorting_keeps(way: str, deviation: float, offset: int) -> None:
+    """Far from 0, neighbouring floats are further apart, so that many are equal and others hardly differ."""
+    for seed in range(8):
+        logits = made("flat", 20_000 + 7 * seed, seed=100 + seed) * np.float32(deviation) + np.float32(offset)
+        check(SamplingParams(**NEUTRAL | ALONE[way]), logits)
