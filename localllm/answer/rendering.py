@@ -1,4 +1,4 @@
-"""Renders conversations as prompts, optionally without their oldest messages, and finds a prompt's trunk."""
+"""Renders conversations as prompts, optionally without their oldest messages, and finds their shared prefix."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from localllm.placement.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 
-# Of trunks: shorter ones are quick to compute again.
+# Of shared prefixes: shorter ones are quick to compute again.
 LEAST_CHARACTERS = 2000
 MOST_KEPT = 16
 # Rendered after system text and tools, it shows where they end.
@@ -196,9 +196,9 @@ class RenderedChat:
 def trunk_length(
     model: LoadedModel, messages: Sequence[Message], tokens: Sequence[int], options: Mapping[str, Any]
 ) -> int:
-    """How many of a prompt's tokens are its trunk; 0 if it is too short to be worth it.
+    """How many of a prompt's tokens are its trunk, the prefix shared with other conversations; 0 if it is too short.
 
-    A trunk is the system text and tools with which every conversation of a program begins. tokens: of the messages as
+    That is the system text and tools with which every conversation of a program begins. tokens: of the messages as
     `render` encodes them with these options. The trunk ends where a template writes something volatile, such as the
     time. The model caches the last MOST_KEPT trunks.
     """

@@ -129,4 +129,5 @@ def started(server: LocalServer, model: str, ctx: int | None, log: Path) -> Iter
                 time.sleep(_POLL_S)
             yield
         finally:
-            end_within(END_S, process)
+            with contextlib.suppress(KeyboardInterrupt):  # a further Ctrl-C does not wait: it ends by itself
+                end_within(END_S, process)

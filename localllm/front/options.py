@@ -31,6 +31,16 @@ def model_names(incomplete: str) -> list[str]:
 Model = Annotated[
     str, typer.Argument(help="Name, path or URL of a model.", show_default=False, autocompletion=model_names)
 ]
+UsualModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help="Model to use (the one last used in the chat).",
+        autocompletion=model_names,
+    ),
+]
 Remote = Annotated[str | None, typer.Option(metavar="URL", help="Use a server with OpenAI's protocol.")]
 # Flags that only an in-process engine can honour: where and how it computes.
 COMPUTING: dict[str, object] = {

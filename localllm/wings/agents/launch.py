@@ -74,6 +74,7 @@ def launch(
             note(f"the server has ended; `{again}` starts one that stays")
         return
     agent = program(name, EDITORS)
+    given = arguments or [*agent.alone]
     path = None if write else executable(agent)
     with served_model(model, port, ctx) as (server, endpoint, _):
         check_context(agent, endpoint)
@@ -83,12 +84,12 @@ def launch(
         tell_cost(agent, server, endpoint)
         setup = agent.set_up(endpoint, folder_of(agent.name))
         try:
-            command = command_of(path, [*setup.arguments, *(arguments or [])])
+            command = command_of(path, [*setup.arguments, *given])
         except ValueError as error:
             raise RequestError(
                 f"{path} is a batch file, and {error}, which those cannot be given. Remove it."
             ) from error
-        note(f"runs {_shown(agent, endpoint, arguments or [])}")
+        note(f"runs {_shown(agent, endpoint, given)}")
         status = _run(command, setup)
     raise typer.Exit(status)
 

@@ -47,9 +47,9 @@ class AgentProgram:
     """A coding agent. name: also its command. install: the command that installs it.
 
     first_prompt: approximate tokens of its first prompt. least_context: tokens that it needs to do any work.
-    set_up: makes a run's Setup; the folder is for its files. asked: arguments before a prompt to start with.
-    own_path: its own configuration, below the home folder, "" if it reads none. own_text: what to write into it, or
-    else what the user should do, as a sentence.
+    set_up: makes a run's Setup; the folder is for its files. asked: arguments before a prompt to start with. alone:
+    arguments if the user gives none. own_path: its own configuration, below the home folder, "" if it reads none.
+    own_text: what to write into it, or else what the user should do, as a sentence.
     """
 
     name: str
@@ -60,6 +60,7 @@ class AgentProgram:
     own_text: Callable[[AgentEndpoint], str]
     asked: tuple[str, ...] = ()
     own_path: str = ""
+    alone: tuple[str, ...] = ()
 
 
 def program(name: str, others: Iterable[str] = ()) -> AgentProgram:
@@ -318,6 +319,7 @@ def _goose_variables(at: AgentEndpoint) -> dict[str, str]:
         "OPENAI_BASE_PATH": "v1/chat/completions",
         "OPENAI_API_KEY": at.key,
         "OPENAI_TIMEOUT": str(PATIENCE_S),
+        "GOOSE_TELEMETRY_OFF": "1",
     }
 
 
@@ -468,6 +470,7 @@ _ALL = (
         lambda at, _folder: ProgramSetup(_goose_variables(at)),
         lambda at: shell_line([], _goose_variables(at)),
         ("run", "--text"),
+        alone=("session",),  # without a word it asks how to configure itself
     ),
 )
 PROGRAMS = {one.name: one for one in _ALL}

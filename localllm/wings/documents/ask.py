@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from localllm.errors import RequestError
-from localllm.front.options import COMPUTING, AsJson, Remote, model_names, setting_flags, with_flags
+from localllm.front.options import COMPUTING, AsJson, Remote, UsualModel, setting_flags, with_flags
 
 
 @with_flags(COMPUTING, ("ctx", "threads", "backend", "gpu_layers"), after="temperature")
@@ -14,16 +14,7 @@ def ask(  # noqa: PLR0913, PLR0917 - one parameter for each flag
     given: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder with the documents.", show_default=False)],
     prompt: Annotated[str | None, typer.Argument(metavar="QUESTION", help="The question.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME",
-            help="Model to use (the one last used in the chat).",
-            autocompletion=model_names,
-        ),
-    ] = None,
+    model: UsualModel = None,
     index_only: Annotated[bool, typer.Option("--index", help="Only index the folder, including embeddings.")] = False,
     embeddings: Annotated[
         str | None,

@@ -17,6 +17,7 @@ import pytest
 
 from gguf_io import open_model
 from localllm.errors import RequestError
+from localllm.front import local_server
 from localllm.speed.work import attention_operations, looks
 from localllm.wings.agents.editors import EDITORS
 from localllm.wings.agents.launch import _shown, counted_tokens, counts_path
@@ -219,6 +220,27 @@ def test_a_key_is_not_shown_however_it_is_written(tmp_path: Path, monkeypatch: p
         told = _shown(PROGRAMS[name], at, ["Hi."])
         assert "KEY" in told and "secret" not in told and AT.url in told
     assert "none" in _shown(PROGRAMS["opencode"], replace(AT, key=NO_KEY), [])
+
+
+def test_a_further_ctrl_c_does_not_change_how_launch_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that end with the second Ctrl-C leave a third one to launch, which waits for the server then."""
+    ended = []
+
+    def end(_seconds: float, process: "subprocess.Popen[bytes]") -> None:
+        process.kill()
+        ended.append(process.wait())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_server, "end_within", end)
+    monkeypatch.setattr(local_server.LocalServer, "runs", lambda _self: True)
+    with local_server.started(local_server.LocalServer("http://127.0.0.1:1", 1), "none", None, tmp_path / "log"):
+        pass
+    assert ended
+    with (
+        pytest.raises(KeyboardInterrupt, match="the first"),
+        local_server.started(local_server.LocalServer("http://127.0.0.1:1", 1), "none", None, tmp_path / "log"),
+    ):
+        raise KeyboardInterrupt("the first")
 
 
 def test_codex_gets_settings_that_are_toml() -> None:

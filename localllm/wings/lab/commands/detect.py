@@ -9,7 +9,7 @@ import typer
 
 from localllm.errors import RequestError
 from localllm.files import read_text
-from localllm.front.options import COMPUTING, AsJson, model_names, setting_flags, with_flags
+from localllm.front.options import COMPUTING, AsJson, UsualModel, setting_flags, with_flags
 from localllm.front.pulling import obtain
 from localllm.front.terminal import StatusLine, answer
 from localllm.settings import load_settings
@@ -28,16 +28,7 @@ def detect(
     watermark_gamma: Annotated[
         float | None, typer.Option("--gamma", metavar="X", help="The share of marked tokens (0.25).")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME",
-            help="Model that wrote the text (the one last used in the chat).",
-            autocompletion=model_names,
-        ),
-    ] = None,
+    model: UsualModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell whether a text was generated with a watermark's key.
