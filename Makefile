@@ -42,7 +42,7 @@ AXE := axe-core@4.14.1
 # Where Windows' Python is set up under Wine, and the tests that run there.
 WINDOWS ?= /tmp/localllm-windows
 WINDOWS_TESTS ?= tests/gguf_io \
-	$(patsubst %,tests/localllm/test_%.py,packed_names remedies settings stored text text_files) \
+	$(patsubst %,tests/localllm/test_%.py,remedies settings stored text text_files) \
 	$(patsubst %,tests/localllm/library/test_%.py,listed_names lookup names own_store preview) \
 	$(patsubst %,tests/localllm/cli/test_%.py,bench_command cost_command examples launch loadtest_command plan_command) \
 	$(patsubst %,tests/localllm/cli/test_%.py,plan_remote prompt reference show simulate_command terminal) \
