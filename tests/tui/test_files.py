@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from localllm.files import with_slashes
 from localllm.text import human_bytes
 from tests.fakes.fake_backend import FakeBackend, ended, said
 from tests.tui.chatting import ask, loaded, until
@@ -42,6 +44,20 @@ def test_paths_with_backslashes_are_completed_on_windows(
     monkeypatch.setattr(os, "sep", "\\")
     prefix = f"{tmp_path.as_posix()}/{begun}".replace("\\", "/")
     assert sorted(matching_paths(f"{tmp_path}\\{begun}", 9)) == [f"{prefix}{name}" for name in found]
+
+
+def test_paths_of_a_drive_are_those_of_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C: alone is a drive's current folder on Windows."""
+    monkeypatch.chdir(tmp_path)
+    root = with_slashes(tmp_path.anchor)
+    found = {f"{root}{path.name}" for path in Path(root).iterdir() if not path.name.startswith(".")}
+    assert {path.rstrip("/") for path in matching_paths(root, 1000)} == found
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="names differ by case here")
+def test_names_in_another_case_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "My Models").mkdir()
+    assert matching_paths(f"{tmp_path}\\my", 9) == [f"{with_slashes(str(tmp_path))}/My Models/"]
 
 
 def test_letters_that_fit_in_very_many_ways_are_found_in_one() -> None:

@@ -11,6 +11,7 @@ from textual.widgets import OptionList, Static
 
 from localllm.chats import SessionStore
 from localllm.engine.request import FinishReason
+from localllm.files import with_slashes
 from localllm.front.models import find_or_pull
 from localllm.library.lookup import users_models
 from localllm.settings import Settings
@@ -392,7 +393,7 @@ def test_the_picker_completes_paths(make_app: MakeApp, tmp_path: Path) -> None:
     (folder / "old").mkdir(parents=True)
     for name in ("one.gguf", "two.GGUF", "notes.txt"):
         (folder / name).write_bytes(b"GGUF")
-    backend = FakeBackend()
+    backend, shown = FakeBackend(), with_slashes(str(folder))
 
     async def flow() -> None:
         async with make_app(backend).run_test() as pilot:
@@ -409,11 +410,11 @@ def test_the_picker_completes_paths(make_app: MakeApp, tmp_path: Path) -> None:
             field.value = f"{tmp_path}/my"
             await until(pilot, lambda: listed() == ["my models/"])
             await pilot.press("tab")
-            await until(pilot, lambda: field.value == f"{folder}/" and len(listed()) == 3)
+            await until(pilot, lambda: field.value == f"{shown}/" and len(listed()) == 3)
             assert listed() == ["old/", "one.gguf  4 B", "two.GGUF  4 B"]
             assert "2 .gguf files" in str(screen.memory.content)
             await pilot.press("enter")  # a folder is entered, not loaded
-            await until(pilot, lambda: field.value == f"{folder}/old/")
+            await until(pilot, lambda: field.value == f"{shown}/old/")
             assert "No .gguf file" in str(screen.memory.content)
             await pilot.press("enter")
             await pilot.pause()
@@ -421,6 +422,6 @@ def test_the_picker_completes_paths(make_app: MakeApp, tmp_path: Path) -> None:
             field.value = f"{folder}/t"
             await until(pilot, lambda: len(listed()) == 1)
             await pilot.press("enter")
-            await until(pilot, lambda: backend.loaded[-1] == f"{folder}/two.GGUF")
+            await until(pilot, lambda: backend.loaded[-1] == f"{shown}/two.GGUF")
 
     asyncio.run(flow())

@@ -154,10 +154,14 @@ def matching_paths(beginning: str, limit: int) -> list[str]:
     """Paths that start with the given text, folders with a trailing slash; hidden ones only if the name is begun."""
     beginning = with_slashes(beginning)
     folder, _, name = beginning.rpartition("/")
-    base = user_path(folder + "/" if beginning.startswith("/") or folder else ".")
-    entries = sorted(listed(base), key=lambda path: (not os.path.isdir(path), path.name.lower()))
-    shown = [path for path in entries if path.name.startswith(name) and (name or not path.name.startswith("."))]
     prefix = f"{folder}/" if folder or beginning.startswith("/") else ""
+    entries = sorted(listed(user_path(prefix or ".")), key=lambda path: (not os.path.isdir(path), path.name.lower()))
+    begun = os.path.normcase(name)  # the same but on Windows
+    shown = [
+        path
+        for path in entries
+        if os.path.normcase(path.name).startswith(begun) and (name or not path.name.startswith("."))
+    ]
     return [f"{prefix}{path.name}{'/' if os.path.isdir(path) else ''}" for path in shown[:limit]]
 
 
