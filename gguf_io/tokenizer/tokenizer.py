@@ -259,7 +259,7 @@ class Tokenizer:
         if kind != NORMAL:
             return b""
         if self.vocabulary.spells_bytes:
-            return b"".join(_BYTE_OF.get(character) or character.encode() for character in text)
+            return b"".join([_BYTE_OF.get(character) or character.encode() for character in text])
         return text.replace("\u2581", " ").encode()
 
     def is_control(self, token: int) -> bool:

@@ -209,14 +209,16 @@ class Generation:
         if self.request.max_tokens == 0:
             self.finish_reason = FinishReason.LENGTH
             return 0
+        if not drafts:
+            self._sample(rows[0])
+            return 0
         start = len(self.sequence.tokens)
         came: list[int] = []
         while not self.finish_reason and len(came) <= len(drafts) and came == list(drafts[: len(came)]):
             self._sample(rows[len(came)])
             came = self.sequence.tokens[start:]
         accepted = common_prefix(came, drafts)
-        if drafts:
-            self.speculation.verified(len(drafts), accepted)
+        self.speculation.verified(len(drafts), accepted)
         return accepted
 
     def roll_if_full(self) -> list[int] | None:

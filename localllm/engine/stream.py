@@ -512,8 +512,10 @@ class EventWriter:
 
     def _event(self, counts: Counts, certain: float) -> TokenEvent:
         """Everything not sent yet, with the log-probabilities of tokens that start before index `certain`."""
-        logprobs = tuple(logprob for begins, logprob in self._logprobs if begins < certain)
-        del self._logprobs[: len(logprobs)]
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if self._logprobs:
+            logprobs = tuple(logprob for begins, logprob in self._logprobs if begins < certain)
+            del self._logprobs[: len(logprobs)]
         ids = tuple(self._token_ids)
         event = TokenEvent(self._text, ids, logprobs, counts, self.timings(), prompt_logprobs=self._scores)
         self._text, self._scores = "", None

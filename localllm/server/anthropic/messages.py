@@ -17,7 +17,7 @@ from localllm.server.bodies import Object
 from localllm.server.errors import TOO_LONG_ANTHROPIC, Refusal, kind_of
 from localllm.server.json_body import ProtocolRoute
 from localllm.server.service import RunningAnswers, ServiceDep
-from localllm.server.wire import notes_of, sse, timings
+from localllm.server.wire import Framed, notes_of, sse, timings
 
 _KINDS = {
     401: "authentication_error",
@@ -65,6 +65,7 @@ class _Writer(answering.Writer):
         self._body = body
         self._index = -1
         self._open: PartKind | None = None
+        self._text: Framed  # deltas of the open block of text
 
     def begin(self, run: RunningAnswers) -> Iterator[bytes]:
         usage = {"input_tokens": len(run.prompts[0].tokens or ()), "output_tokens": 0}
@@ -134,8 +135,9 @@ class _Writer(answering.Writer):
             return
         if self._open is not part.kind:
             yield from self._begin_block(part.kind, _block(part.kind, ""))
-        kind = _BLOCKS[part.kind]
-        yield self._delta({"type": f"{kind}_delta", kind: part.text})
+            kind = _BLOCKS[part.kind]
+            self._text = Framed(lambda text: self._delta({"type": f"{kind}_delta", kind: text}))
+        yield self._text.line(part.text)
 
     def _begin_block(self, kind: PartKind, block: Object) -> Iterator[bytes]:
         yield from self._close()
