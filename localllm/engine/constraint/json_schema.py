@@ -15,7 +15,8 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from localllm.engine.constraint.plain_schema import LISTS, MAPS, MAX_DEPTH, SINGLE, plain
+from localllm.bounded_json import parsed
+from localllm.engine.constraint.plain_schema import LISTS, MAPS, SINGLE, plain
 from localllm.errors import RequestError
 
 # Keywords that the grammar enforces, and keywords that contain schemas.
@@ -63,11 +64,9 @@ def enforceable(source: str, is_open: bool = False) -> tuple[Any, list[str]]:
     Raises RequestError for a schema that is malformed, too deep or too large.
     """
     try:
-        schema = json.loads(source)
+        schema = parsed(source)
     except ValueError as error:
-        raise RequestError(f"The JSON Schema is not JSON: {error}.") from error
-    except RecursionError as error:
-        raise RequestError(f"The JSON Schema is nested deeper than {MAX_DEPTH} levels; flatten it.") from error
+        raise RequestError(f"The JSON Schema cannot be read as JSON: {error}.") from error
     schema = plain(schema)
     stands_alone = _stand_alone(schema)
     reader = _Reader(schema, names_types=stands_alone, closes=stands_alone and not is_open)
