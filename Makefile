@@ -27,7 +27,7 @@ CLIENTS ?= /tmp/localllm-clients
 AGENTS := node@26.10.0 @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33 @continuedev/cli@1.5.47 \
 	cline@3.0.65 @earendil-works/pi-coding-agent@1.6.0 @qwen-code/qwen-code@0.24.4 @github/copilot@1.0.102 \
 	@kilocode/cli@7.7.7 openclaw@2026.9.6 @moonshot-ai/kimi-code@2.1.0 @factory/cli@0.225.1 acpx@0.19.1 \
-	@aaif/goose-binary-linux-x64@1.52.0
+	@factory/cli-linux-x64@0.225.2 @aaif/goose-binary-linux-x64@1.52.0
 # Each in an environment of its own, with Python 3.12 if there is one, since vibe needs that.
 PYTHON_AGENTS := aider:aider-chat==0.86.2 vibe:mistral-vibe==3.0.2 hermes:hermes-agent==0.19.0 \
 	semantic-kernel:semantic-kernel==1.45.0 google-adk:google-adk==2.13.0,litellm==1.110.2 crewai:crewai==1.15.30 \

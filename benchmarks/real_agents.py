@@ -56,6 +56,15 @@ PROGRAMS = {
     "cline": Small((TASK,)),
     "codex": Small(("exec", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", TASK)),
     "pi": Small(("-p", TASK)),
+    "qwen": Small((TASK, "--approval-mode", "yolo")),
+    "copilot": Small(("-p", TASK, "--allow-all-tools", "--allow-all-paths")),
+    "kilo": Small(("run", "--auto", TASK)),
+    "vibe": Small(("-p", TASK, "--auto-approve", "--trust")),
+    "hermes": Small(("chat", "-q", TASK, "--yolo")),
+    "droid": Small(("exec", "--skip-permissions-unsafe", TASK)),
+    "kimi": Small(("-p", TASK)),
+    "openclaw": Small(("agent", "--local", "--agent", "main", "--message", TASK)),
+    "goose": Small(("run", "--text", TASK), {"SSL_CERT_DIR": "/etc/ssl/certs"}),
 }
 
 
