@@ -589,6 +589,7 @@ class Engine:
 
     def _loop(self) -> None:
         checked = True
+        self._wakened.wait()  # for a first request, so that a load is not delayed
         try:
             while not self._closing:
                 self._wakened.clear()
