@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
+from operator import attrgetter
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gguf_io.blocks import BLOCK_TYPES, BlockType
 from gguf_io.errors import DAMAGED, ModelFileError, shortened
@@ -37,6 +38,7 @@ SCALAR_CODES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _SCALARS = {type_id: struct.Struct(f"<{code}") for type_id, code in SCALAR_CODES.items()}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+_SHAPES = {dimensions: struct.Struct(f"<{dimensions}Q") for dimensions in range(1, MAX_DIMENSIONS + 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class _HeaderReader:
             self.fill(min(EXAMINED_BYTES, self.end))
             raise ModelFileError(f"{self.path}: not a GGUF file: {described_file(bytes(self.buffer[:EXAMINED_BYTES]))}")
         self.position = 4
-        version = self.number(_U32, "version")
+        version: int = self.number(_U32, "version")
         if version and version & 0xFFFF == 0:
             self.fail("version", "the file is big-endian", "Use the little-endian version of the model.")
         if version not in SUPPORTED_VERSIONS:
@@ -138,7 +140,8 @@ class _HeaderReader:
     def value(self, key: str) -> Value:
         type_id = self.number(_U32, f"{key} (type)")
         if type_id in _SCALARS:
-            return self.scalar(_SCALARS[type_id], key)
+            value: Value = self.number(_SCALARS[type_id], key)
+            return value
         if type_id == _STRING:
             return self.string(key, MAX_STRING_BYTES)
         if type_id != _ARRAY:
@@ -187,9 +190,9 @@ class _HeaderReader:
         name = self.identifier(f"tensor {index} (name)", MAX_TENSOR_NAME_BYTES)
         field = f"tensor {name!r}"
         dimensions = self.number(_U32, f"{field} (dimensions)")
-        if not 1 <= dimensions <= MAX_DIMENSIONS:
+        if dimensions not in _SHAPES:
             self.fail(field, f"has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
-        shape = tuple(self.number(_U64, f"{field} (shape)") for _ in range(dimensions))[::-1]
+        shape = _SHAPES[dimensions].unpack_from(self.buffer, self.skip(8 * dimensions, f"{field} (shape)"))[::-1]
         if 0 in shape:
             self.fail(field, f"has an empty dimension: {shape}")
         type_id = self.number(_U32, f"{field} (type)")
@@ -214,7 +217,7 @@ class _HeaderReader:
             if offset + tensor.nbytes > self.size:
                 self.fail(field, f"ends at byte {offset + tensor.nbytes} and the file has {self.size}")
             placed.append(replace(tensor, offset=offset))
-        by_offset = sorted(placed, key=lambda tensor: tensor.offset)
+        by_offset = sorted(placed, key=attrgetter("offset"))
         for before, after in pairwise(by_offset):
             if before.offset + before.nbytes > after.offset:
                 self.fail(f"tensor {after.name!r}", f"overlaps tensor {before.name!r}")
@@ -226,19 +229,13 @@ class _HeaderReader:
             self.fail("general.alignment", f"is {alignment}, not a power of two from 8 to {MAX_ALIGNMENT}")
         return alignment
 
-    def number(self, layout: struct.Struct, field: str) -> int:
-        value = self.scalar(layout, field)
-        return int(value)
-
-    def scalar(self, layout: struct.Struct, field: str) -> int | float | bool:
-        start = self.position
-        self.skip(layout.size, field)
-        value: int | float | bool = layout.unpack_from(self.buffer, start)[0]
-        return value
+    def number(self, layout: struct.Struct, field: str) -> Any:
+        """A number of the type that `layout` has."""
+        return layout.unpack_from(self.buffer, self.skip(layout.size, field))[0]
 
     def count(self, field: str, cap: int) -> int:
         """A count of items that each take at least one byte of the rest of the header."""
-        count = self.number(_U64, field)
+        count: int = self.number(_U64, field)
         if count > cap:
             self.fail(field, f"is {count}, above the limit of {cap}")
         if count > self.end - self.position:
@@ -249,8 +246,7 @@ class _HeaderReader:
         length = self.number(_U64, f"{field} (length)")
         if length > cap:
             self.fail(field, f"has {length} bytes, more than the limit of {cap}")
-        start = self.position
-        self.skip(length, field)
+        start = self.skip(length, field)
         try:
             return self.buffer[start : self.position].decode()
         except UnicodeDecodeError as error:
@@ -263,11 +259,15 @@ class _HeaderReader:
             self.fail(field, f"is {shortened(name, 40)!r}, not a printable name")
         return name
 
-    def skip(self, nbytes: int, field: str) -> None:
-        if nbytes > self.end - self.position:
+    def skip(self, nbytes: int, field: str) -> int:
+        """Read this many bytes; return where they begin."""
+        start, stop = self.position, self.position + nbytes
+        if stop > self.end:
             self.past_end(field)
-        self.position += nbytes
-        self.fill(self.position)
+        if stop > len(self.buffer):
+            self.fill(stop)
+        self.position = stop
+        return start
 
     def past_end(self, field: str) -> NoReturn:
         if self.end < self.size:

@@ -51,7 +51,7 @@ def open_model(path: str | Path) -> "ModelFile":
     parts: list[_Part] = []
     try:
         parts.append(_Part(Path(path), 0))
-        if (count := parts[0].split_count()) > 1:
+        if (count := parts[0].header.metadata.get_int("split.count", 1, maximum=MAX_PARTS)) > 1:
             parts.pop().close()
             for number, part_path in enumerate(_part_paths(Path(path), count)):
                 parts.append(_Part(part_path, number))
@@ -90,11 +90,19 @@ class ModelFile:
         self.metadata: Metadata = self._layout.metadata if self._layout else header.metadata
         self.tensors: Mapping[str, TensorInfo] = self._layout.tensors if self._layout else MappingProxyType(by_name)
         self.notes: tuple[str, ...] = tuple(self._layout.notes()) if self._layout else ()
-        self.size_bytes: int = sum(part.size for part in parts)
         self.weights_bytes: int = sum(tensor.nbytes for tensor in self.tensors.values())
-        self.parameter_count: int = sum(prod(tensor.shape) for tensor in self.tensors.values())
         self.derived: dict[object, Any] = {}
         """What others have derived from the header and keep with the file, by keys of their own, until it is closed."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(state.size for state in self.states)
+
+    @property
+    def parameter_count(self) -> int:
+        """Values of all tensors."""
+        return sum(prod(tensor.shape) for tensor in self.tensors.values())
 
     @property
     def loaded_bytes(self) -> int:
@@ -280,9 +288,6 @@ class _Part:
         twin = copy(self)
         twin.fd = os.dup(self.fd)
         return twin
-
-    def split_count(self) -> int:
-        return self.header.metadata.get_int("split.count", 1, maximum=MAX_PARTS)
 
     def read(self, start: int, stop: int) -> bytes:
         data = bytearray(stop - start)

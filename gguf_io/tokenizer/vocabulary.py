@@ -6,7 +6,8 @@ are its names and its exceptions. Source: llama_vocab::impl::load in llama.cpp's
 """
 
 import logging
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gguf_io.errors import DAMAGED, TokenizerError, shortened
@@ -187,8 +188,9 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
             f"It reads {', '.join(_DEFAULT_IDS)}."
         )
     tokens = metadata.get_list("tokenizer.ggml.tokens", str)
-    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
-    ids = {token: index for index, token in enumerate(tokens)}
+    if "" in tokens:
+        tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         twice = next(index for index, token in enumerate(tokens) if ids[token] != index)
         raise TokenizerError(
@@ -238,38 +240,35 @@ def _find_special_ids(metadata: Metadata, ids: Mapping[str, int], defaults: Mapp
             if 0 <= value < len(ids):
                 found[role] = value
     for role, names in _NAMES.items():
-        if named := [ids[name] for name in names if name in ids]:
-            found.setdefault(role, named[0])
+        for name in names:
+            if name in ids:
+                found.setdefault(role, ids[name])
     return found
 
 
-def _find_end_ids(ids: Mapping[str, int], control: Collection[int], special: Mapping[str, int]) -> frozenset[int]:
+def _known(ids: Mapping[str, int], names: Iterable[str]) -> set[int]:
+    """The ids of those names that are there."""
+    return {ids[name] for name in names if name in ids}
+
+
+def _find_end_ids(ids: Mapping[str, int], control: frozenset[int], special: Mapping[str, int]) -> frozenset[int]:
     """The tokens after which generation stops: by role, and by name. control: those of type control in the file."""
-    ends = {ids[name] for name in _EOG if name in ids} | {special[role] for role in _ENDING if role in special}
-
-    def ending(name: str) -> bool:
-        return ids.get(name, -1) in ends
-
-    calls = ending("<|call|>") or ending("<|calls|>")
-    if ending("<|end|>") and calls and (ending("<|return|>") or ending("<|flush|>")):
-        ends.remove(ids["<|end|>"])  # it ends one message of several, in harmony's and solar's formats
-    if ending("</s>") and ids["</s>"] != special.get("eos") and ids["</s>"] not in control:
-        ends.remove(ids["</s>"])  # HTML: qwen's and gemma 4's ordinary token; llama.cpp excepts only the latter
-    return frozenset(ends)
+    ends = _known(ids, _EOG) | _known(special, _ENDING)
+    if ends & _known(ids, ("<|call|>", "<|calls|>")) and ends & _known(ids, ("<|return|>", "<|flush|>")):
+        ends -= _known(ids, ("<|end|>",))  # it ends one message of several, in harmony's and solar's formats
+    # HTML: qwen's and gemma 4's ordinary token; llama.cpp excepts only the latter.
+    return frozenset(ends - (_known(ids, ("</s>",)) - {special.get("eos")} - control))
 
 
 def _kind_overrides(
     ids: Mapping[str, int], metadata: Metadata, special: Mapping[str, int], ends: frozenset[int]
 ) -> dict[int, int]:
     """Token types that override the file's, by name: ends and fill-in-the-middle are control, framing user-defined."""
-    kinds = {ids[name]: CONTROL for name in _EOG if name in ids and ids[name] in ends}
+    kinds = dict.fromkeys(_known(ids, _EOG) & ends, CONTROL)
     for role in _FIM:
         if role in special and not any(f"tokenizer.ggml.{key}" in metadata for key in _KEYS[role]):
             kinds[special[role]] = CONTROL
-    kinds.update({ids[name]: USER_DEFINED for name in _SHOWN if name in ids})
-    if "<|end|>" in ids and ids["<|end|>"] not in ends:
-        kinds[ids["<|end|>"]] = USER_DEFINED
-    return kinds
+    return kinds | dict.fromkeys(_known(ids, _SHOWN) | (_known(ids, ("<|end|>",)) - ends), USER_DEFINED)
 
 
 def _pre_tokenizer(metadata: Metadata, model: str) -> tuple[str, PreTokenizer | None]:
@@ -303,14 +302,12 @@ def _stripping(
     """Tokens with lstrip and rstrip, which files leave out, by model; source: end of llama_vocab::impl::load."""
     name = metadata.get_str("general.name", "").lower()
     architecture = metadata.get_str("general.architecture", "")
-    if any(part in pre for part in ("jina-v2-de", "jina-v2-es", "jina-v2-code")) or any(
-        part in architecture for part in ("nomic-bert-moe", "jina-bert-v3")
-    ):
-        return frozenset({ids["<mask>"]} if "<mask>" in ids else ()), frozenset()
+    if re.search("jina-v2-(de|es|code)", pre) or re.search("nomic-bert-moe|jina-bert-v3", architecture):
+        return frozenset(_known(ids, ("<mask>",))), frozenset()
     if "phi-3" in name or "phi3" in name:
         special = {index for index, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED, UNKNOWN)}
-        plain = {ids[text] for text in ("<unk>", "<s>", "<|endoftext|>") if text in ids}
-        return frozenset(), frozenset((special | ({ids["</s>"]} if "</s>" in ids else set())) - plain)
+        plain = _known(ids, ("<unk>", "<s>", "<|endoftext|>"))
+        return frozenset(), frozenset((special | _known(ids, ("</s>",))) - plain)
     if "modern-bert" in name:
-        return frozenset({ids["[MASK]"]} if "[MASK]" in ids else ()), frozenset()
+        return frozenset(_known(ids, ("[MASK]",))), frozenset()
     return frozenset(), frozenset()
