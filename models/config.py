@@ -202,6 +202,6 @@ def _layers(file: ModelFile) -> int:
 
 def _epsilon(file: ModelFile) -> float:
     """The epsilon of norms: a file states one of two keys, for RMSNorm or for LayerNorm."""
-    of_mean_square, of_variance = (f"{file.architecture}.attention.layer_norm_{kind}epsilon" for kind in ("rms_", ""))
-    key = of_variance if of_mean_square not in file.metadata and of_variance in file.metadata else of_mean_square
-    return file.metadata.get_float(key, minimum=0.0, maximum=1.0)
+    metadata, prefix = file.metadata, f"{file.architecture}.attention.layer_norm"
+    alone = f"{prefix}_rms_epsilon" not in metadata and f"{prefix}_epsilon" in metadata
+    return metadata.get_float(f"{prefix}_epsilon" if alone else f"{prefix}_rms_epsilon", minimum=0.0, maximum=1.0)

@@ -63,8 +63,10 @@ class DecoderRecorder:
         config = recording.config
         if any(config.attends) and not config.attention.latents:
             self._attention = AttentionLayers(recording, store, ropes)
-        widths = (width for layer, width in enumerate(config.feed_forward.widths) if width and not config.mixes[layer])
-        self._dense = {width: FeedForwardLayers(recording, width) for width in dict.fromkeys(widths)}
+        self._dense: dict[int, FeedForwardLayers] = {}
+        for width, mixes in zip(config.feed_forward.widths, config.mixes, strict=False):
+            if width and not mixes and width not in self._dense:
+                self._dense[width] = FeedForwardLayers(recording, width)
         # Most models lack the following layers: their modules and kernels are imported only when needed.
         if config.attention.latents:
             from models.layers.latents import LatentLayers
@@ -114,7 +116,6 @@ class DecoderRecorder:
         """Record the layers. narrows: compute layers after the last stored one for rows with requested logits only."""
         recording, config = self._recording, self._recording.config
         self._embed()
-        self._finish_embedding()
         if config.images.are_read:
             recording.image_inputs(0)
         if self.inputs:
@@ -191,14 +192,14 @@ class DecoderRecorder:
         return self._experts
 
     def _embed(self) -> None:
-        recording, config = self._recording, self._recording.config
-        table = recording.loader.matrix("token_embd.weight", config.vocabulary, config.embedding)
+        """Compute x from tokens.
+
+        If the file has these tensors: add an encoder's position embeddings and first token type, and normalise.
+        """
+        recording, config, loader = self._recording, self._recording.config, self._recording.loader
+        table = loader.matrix("token_embd.weight", config.vocabulary, config.embedding)
         recording.embed(table, recording.x.place, recording.builder.scalar(recording.embedding_factor))
         recording.change_embeddings(recording.x.place, recording.embedding_factor)
-
-    def _finish_embedding(self) -> None:
-        """Add an encoder's position embeddings and first token type, and normalise, if the file has these tensors."""
-        recording, config, loader = self._recording, self._recording.config, self._recording.loader
         # LFM2's norm before logits has this name.
         if not loader.has("token_embd_norm.weight") or recording.architecture.norms.output == "token_embd_norm":
             return

@@ -51,7 +51,7 @@ def refuse_unread(file: ModelFile) -> None:
     sections = integers(file, SECTIONS)
     if any(sections[3:] if name in _SAME_IN_TEXT else sections):
         raise refusal(file, f"{name}.{SECTIONS} uses multi-dimensional positions")
-    if any(layer >= 0 for layer in integers(file, _DEEP_IMAGES)):
+    if max(integers(file, _DEEP_IMAGES), default=-1) >= 0:
         raise refusal(file, f"{name}.{_DEEP_IMAGES} feeds images into several layers")
 
 

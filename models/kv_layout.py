@@ -1,5 +1,6 @@
 """How keys and values are stored, and how many bytes a token takes: decided by the file's header alone."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -94,20 +95,18 @@ def window_layers(config: ModelConfig, architecture: Architecture) -> WindowLaye
     return found if slides and found.kept < config.context else None
 
 
-def heads_stored(config: ModelConfig, windows: WindowLayers | None, of_window: bool = False) -> dict[int, Heads]:
-    """The heads of each layer that stores keys and values: of window layers, or of the others."""
-    layers = windows.layers if windows else frozenset()
-    return {
-        layer: heads
-        for layer, heads in enumerate(config.attention.layer_heads)
-        if config.stores(layer) and (layer in layers) is of_window
-    }
+def heads_stored(config: ModelConfig, windows: WindowLayers | None) -> tuple[dict[int, Heads], dict[int, Heads]]:
+    """The heads of each layer that stores keys and values: those of window layers are in the second mapping."""
+    found: tuple[dict[int, Heads], dict[int, Heads]] = {}, {}
+    for layer, heads in enumerate(config.attention.layer_heads):
+        if config.stores(layer):
+            found[windows is not None and layer in windows.layers][layer] = heads
+    return found
 
 
-def window_page_bytes(config: ModelConfig, types: KVTypes, windows: WindowLayers | None) -> int:
-    """Bytes of a page over all window layers."""
-    heads = heads_stored(config, windows, of_window=True).values()
-    return PAGE_TOKENS * sum(layer_bytes_per_token(each, types) for each in heads)
+def heads_bytes(layer_heads: Iterable[Heads], types: KVTypes) -> int:
+    """Bytes of a page over layers with these heads."""
+    return PAGE_TOKENS * sum(layer_bytes_per_token(heads, types) for heads in layer_heads)
 
 
 def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
@@ -116,7 +115,8 @@ def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     Includes a token's share of the rows that its page keeps for short convolutions, but not states in slots, see
     state_bytes.
     """
-    return page_bytes(config, types) // PAGE_TOKENS
+    kept, _ = heads_stored(config, None)
+    return page_bytes(config, types, kept) // PAGE_TOKENS
 
 
 def slot_bytes(config: ModelConfig) -> int:
@@ -149,16 +149,14 @@ def layer_bytes_per_token(heads: Heads, types: KVTypes) -> int:
     return heads.keys * sum(layout.page_bytes for layout in page_layouts(heads, types)) // PAGE_TOKENS
 
 
-def page_bytes(config: ModelConfig, types: KVTypes, windows: WindowLayers | None = None) -> int:
-    """Bytes of a page over all layers but those of `windows`.
+def page_bytes(config: ModelConfig, types: KVTypes, heads: Mapping[int, Heads]) -> int:
+    """Bytes of a page over the layers in `heads`, see heads_stored.
 
     Includes rows kept for convolutions, and token ids if any layer has a state.
     """
-    heads = heads_stored(config, windows).values()
-    of_heads = PAGE_TOKENS * sum(layer_bytes_per_token(each, types) for each in heads)
     state = config.state
     of_rows = sum(state.layers) * state.layer_bytes if isinstance(state, ConvolutionSizes) else 0
-    return of_heads + of_rows + (4 * PAGE_TOKENS if state else 0)
+    return heads_bytes(heads.values(), types) + of_rows + (4 * PAGE_TOKENS if state else 0)
 
 
 def bytes_of_tokens(config: ModelConfig, types: KVTypes, tokens: int) -> int:
@@ -184,15 +182,3 @@ def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
             f"{size}. Use f16."
         )
     return kind
-
-
-def kind_of(heads: Heads) -> tuple[int, int]:
-    """The properties that layers must share for their pages to be in one array."""
-    return heads.keys, heads.padded
-
-
-def source_of(config: ModelConfig, layer: int) -> int:
-    """The layer whose keys and values a layer reads: itself, or an earlier one."""
-    while (source := config.attention.kv_layers[layer]) != layer:
-        layer = source
-    return layer

@@ -23,12 +23,11 @@ from models.delta_states import DeltaStates
 from models.kv_layout import (
     KVTypes,
     WindowLayers,
+    heads_bytes,
     heads_stored,
     page_bytes,
     slots_within,
-    source_of,
     state_bytes,
-    window_page_bytes,
 )
 from models.late_memory import Move
 from models.page_arrays import LayerPages, PageArrays
@@ -108,19 +107,24 @@ class PageStore:
         """
         self.types = types
         slots = slots_within(config, budget_bytes)
-        self._page_bytes = page_bytes(config, types, windows)
-        self._part_bytes = window_page_bytes(config, types, windows)
+        kept, of_window = heads_stored(config, windows)
+        self._page_bytes = page_bytes(config, types, kept)
+        self._part_bytes = heads_bytes(of_window.values(), types)
         least = -(-self._part_bytes // _LEAST_UNIT // PAGE_TOKENS) * PAGE_TOKENS
         self._page_bytes = max(self._page_bytes, least)
         self.bytes_per_token = self._page_bytes // PAGE_TOKENS
+        self.window_bytes_per_token = self._part_bytes // PAGE_TOKENS
         budget = budget_bytes - state_bytes(config, budget_bytes)
         self.total = min(max(1, budget // self._page_bytes), _MOST_PAGES)
-        self.arrays = PageArrays(heads_stored(config, windows), types, self.total)
-        self._sources = [source_of(config, layer) for layer in range(config.layers)]
+        self.arrays = PageArrays(kept, types, self.total)
+        # The layer whose keys and values each layer reads: itself, or an earlier one.
+        self._sources: list[int] = []
+        for layer, source in enumerate(config.attention.kv_layers):
+            self._sources.append(layer if source == layer else self._sources[source])
         self.windows: WindowPages | None = None
         if windows:
             count = self.total * self._page_bytes // self._part_bytes + 1
-            arrays = PageArrays(heads_stored(config, windows, of_window=True), types, count, of_window=True)
+            arrays = PageArrays(of_window, types, count, of_window=True)
             self.windows = WindowPages(arrays, self.total)
             self._of_window = windows
         places = self.arrays.groups, self.arrays.group, self.arrays.group_places
@@ -139,8 +143,11 @@ class PageStore:
 
     def moves_from(self, recorded: "PageStore") -> list[Move]:
         """Moves from a store of another size, whose addresses a program was recorded with, to this one."""
-        pairs = [(old.ctypes.data, old.nbytes, new) for old, new in zip(recorded._memory, self._memory, strict=True)]
-        return [(first, first + size, memory.ctypes.data - first) for first, size, memory in pairs]
+        moves = []
+        for old, new in zip(recorded._memory, self._memory, strict=True):
+            first = old.ctypes.data
+            moves.append((first, first + old.nbytes, new.ctypes.data - first))
+        return moves
 
     @property
     def _memory(self) -> list[NDArray[np.generic]]:

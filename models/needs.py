@@ -4,13 +4,16 @@ Plans use the same code that decides at load how each tensor is packed and which
 description of the models.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpu_kernels.arguments import indices_of
 from cpu_kernels.kernel import Kernel
-from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.matmul import Product
 from cpu_kernels.program import ProgramBuilder
 from cpu_kernels.recorded_step import Products, product_form, row_products
@@ -21,7 +24,7 @@ from gguf_io.lora import Adapter
 from models.config import ModelConfig, read_config, reading_images
 from models.decoder_program import DecoderProgram, keep_program
 from models.errors import UnsupportedModelError
-from models.kv_layout import state_bytes, window_page_bytes
+from models.kv_layout import state_bytes
 from models.self_drafts import SelfDrafts
 from models.steps import usable_threads
 from models.text_encoder import EncoderProgram
@@ -72,19 +75,37 @@ class Needs:
         return self.weights + self.buffers + self.kv(tokens) + tokens * self.position_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NativeNeeds(Needs):
     """Memory of a decoder on the native engine, and its work per token."""
 
     config: ModelConfig
-    # What the matrix products of every row, and those for a row's logits, read and compute, by weight format.
-    row: dict[str, Products]
-    logits: dict[str, Products]
-    operations: int  # in the program
+    # The program's operations, and how many of an expert layer's matrices a row uses: see row_products.
+    recorded: Sequence[tuple[str, Sequence[int]]] = field(repr=False, compare=False)
+    matrices_of_row: Mapping[int, int] = field(repr=False, compare=False)
     values: int  # of a row's residual stream, summed over the layers: what other operations than products take
     kernels: tuple[Kernel, ...]  # of the program and its threads
     packers: tuple[Kernel, ...]  # that pack its weights
     adapters: int = 0  # bytes of LoRA adapters
+
+    @property
+    def operations(self) -> int:
+        """How many the program has."""
+        return len(self.recorded)
+
+    @property
+    def row(self) -> dict[str, Products]:
+        """What the matrix products of every row read and compute, by weight format."""
+        return self._products[0]
+
+    @property
+    def logits(self) -> dict[str, Products]:
+        """What those for a row's logits read and compute."""
+        return self._products[1]
+
+    @cached_property
+    def _products(self) -> tuple[dict[str, Products], dict[str, Products]]:
+        return row_products(self.recorded, self.matrices_of_row.__getitem__)
 
     def states(self, kv_bytes: int) -> int:
         """What states of recurrent layers take of a KV budget, independent of the number of tokens."""
@@ -135,7 +156,6 @@ def addressable(file: ModelFile) -> Iterator[None]:
 
 def _needs_of(program: DecoderProgram) -> NativeNeeds:
     config, loader, store, adapters = program.config, program.loader, program.store, program.adapters
-    row, last = row_products(loader.builder.operations, program.recording.matrices_of_row.__getitem__)
     of_adapters = adapters.bytes if adapters else 0
     beside = adapters.peak_bytes(program.rows) if adapters else 0
     if config.images.are_read:
@@ -149,12 +169,11 @@ def _needs_of(program: DecoderProgram) -> NativeNeeds:
         weights=loader.packed_bytes,
         buffers=touched_bytes(loader.builder) - of_adapters + latest + 4 * program.logits.width + beside,
         kv_per_token=store.bytes_per_token,
-        window_per_token=window_page_bytes(config, store.types, program.windows) // PAGE_TOKENS,
+        window_per_token=store.window_bytes_per_token,
         window_tokens=program.windows.kept if program.windows else 0,
         position_bytes=program.ropes.position_bytes,
-        row=row,
-        logits=last,
-        operations=len(loader.builder.operations),
+        recorded=loader.builder.operations,
+        matrices_of_row=program.recording.matrices_of_row,
         values=config.layers * config.embedding,
         kernels=(lead, work, *loader.builder.kernels),
         packers=loader.packers,
@@ -178,19 +197,18 @@ def encoder_needs(file: ModelFile, threads: int | None = None, adapters: Sequenc
 
 def touched_bytes(builder: ProgramBuilder) -> int:
     """Bytes of a program's arrays, without packed forms of activations that no product reads."""
-    return sum(array.nbytes for array in builder.kept) - sum(_unread(builder))
-
-
-def _unread(builder: ProgramBuilder) -> Iterator[int]:
-    """Bytes of each array of packed activations that is never written."""
     read: dict[int, Form] = {}
     for name, record in builder.operations:
         if (form := product_form(name)) is not None:
             descriptor = record[_PACKED]
             read[descriptor] = read.get(descriptor, Form(0)) | form
-    arrays = {array.ctypes.data: array for array in builder.kept}
+    arrays, touched = dict[int, NDArray[np.generic]](), 0
+    for array in builder.kept:
+        arrays[array.ctypes.data] = array
+        touched += array.nbytes
     for descriptor, forms in read.items():
         fields = arrays[descriptor][0]
         for form, indices in _FORMS.items():
-            if not forms & form:
-                yield from (arrays[int(fields[index])].nbytes for index in indices)
+            for index in () if forms & form else indices:
+                touched -= arrays[int(fields[index])].nbytes
+    return touched

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from cpu_kernels.kv_types import Plane
 from cpu_kernels.memory import give_back, zeros_from_the_front
-from models.kv_layout import KVTypes, kind_of, page_layouts
+from models.kv_layout import KVTypes, page_layouts
 from models.sizes.attention import Heads
 
 _GROUP = 8
 """Pages of a group. More pages make longer streams, but a first token takes a whole group of memory."""
+_Kind = tuple[int, int]
+"""What layers must share for their pages to be in one array: key-value heads, and values of a padded head."""
 
 
 class LayerPages(NamedTuple):
@@ -57,31 +59,27 @@ class PageArrays:
     """
 
     def __init__(self, heads: Mapping[int, Heads], types: KVTypes, count: int, of_window: bool = False) -> None:
-        counts = Counter(map(kind_of, heads.values()))
-        layouts = {kind_of(each): page_layouts(each, types) for each in heads.values()}
-        self.group = _GROUP if len(counts) == 1 else 1
-        self.group_places = sum(counts[kind] * kind[0] for kind in counts) * _GROUP if len(counts) == 1 else 1
+        counts: Counter[_Kind] = Counter()
+        self._layers: dict[int, tuple[_Kind, int]] = {}
+        for layer, each in heads.items():
+            kind = each.keys, each.padded
+            self._layers[layer] = kind, counts[kind]
+            counts[kind] += 1
+        self.group = self.group_places = 1
+        if len(counts) == 1:
+            [((keys, _), layers)] = counts.items()
+            self.group, self.group_places = _GROUP, _GROUP * layers * keys
         self.groups = -(-count // self.group)
         self._of_window = of_window
         # Keys and values of each kind of layer (one array for latents, which are both): [group][layer][head][page][...]
-        self._kinds = {
-            kind: tuple(
-                zeros_from_the_front((self.groups, counts[kind], kind[0], self.group, layout.page_bytes))
-                for layout in layouts[kind]
-            )
-            for kind in counts
-        }
-        numbers: Counter[tuple[int, int]] = Counter()
-        self._layers: dict[int, tuple[tuple[int, int], int]] = {}
-        for layer, each in heads.items():
-            self._layers[layer] = kind_of(each), numbers[kind_of(each)]
-            numbers[kind_of(each)] += 1
-        self.all: list[tuple[NDArray[np.uint8], Ordered[Plane]]] = [
-            (pages, layout.planes)
-            for kind, both in self._kinds.items()
-            for pages, layout in zip(both, layouts[kind], strict=True)
-        ]
+        self._kinds: dict[_Kind, list[NDArray[np.uint8]]] = {kind: [] for kind in counts}
+        self.all: list[tuple[NDArray[np.uint8], Ordered[Plane]]] = []
         """All arrays, each with the planes of a page; none for other data that is kept in pages."""
+        for layer, (kind, number) in self._layers.items():
+            for layout in page_layouts(heads[layer], types) if number == 0 else ():
+                shape = self.groups, counts[kind], kind[0], self.group, layout.page_bytes
+                self._kinds[kind].append(zeros_from_the_front(shape))
+                self.all.append((self._kinds[kind][-1], layout.planes))
         self._resident = np.zeros(self.groups, np.bool_)
 
     def __contains__(self, layer: int) -> bool:

@@ -82,8 +82,7 @@ def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads
             Act.WORDS: (values, np.int16),
             Act.WORD_UNITS: (blocks, np.float32),
         }
-        arrays = [aligned_zeros((size,), dtype) for size, dtype in parts.values()]
-        descriptors[index, list(parts)] = [builder.keep(array) for array in arrays]
+        descriptors[index, list(parts)] = [builder.buffer(*part) for part in parts.values()]
     return builder.keep(descriptors)
 
 
@@ -152,9 +151,9 @@ class Recording:
         """Load a vector into the program, reordered if an order is given; return its address."""
         return self.later((padded(size if order is None else len(order)),), self.loader.vector(name, size, order))
 
-    def bias(self, name: str, size: int) -> Place:
-        """A bias, the same for all rows, as the addend of a product; NOTHING if the file has none."""
-        return Place(self.vector(name, size), 0) if self.loader.has(name) else NOTHING
+    def bias(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> Place:
+        """A bias, the same for all rows, as the addend of a product; NOTHING if the file has none. order: of vector."""
+        return Place(self.vector(name, size, order), 0) if self.loader.has(name) else NOTHING
 
     def norm_pack(
         self, name: str | None, *matrices: Matrix, wanted: bool = False, factor: float = 1.0, scale: str = ""
@@ -328,17 +327,14 @@ class Recording:
 
     def _finish_products(self) -> None:
         """Multiply the finished concurrent products by the factors of their matrices, and add what adapters change."""
-        self._scale_products()
+        while self._unscaled:
+            kernel, scaling, stage = self._unscaled.pop(0)
+            barrier = Barrier.NEVER if self._unscaled else Barrier.ALWAYS
+            self.add(kernel, scaling, barrier=barrier, stage=stage)
         while self._expansions:
             arguments, stage = self._expansions.pop(0)
             barrier = Barrier.NEVER if self._expansions else Barrier.ADAPTERS
             self.last_change = self.add(lora.expand, arguments, barrier=barrier, stage=stage)
-
-    def _scale_products(self) -> None:
-        while self._unscaled:
-            kernel, arguments, stage = self._unscaled.pop(0)
-            barrier = Barrier.NEVER if self._unscaled else Barrier.ALWAYS
-            self.add(kernel, arguments, barrier=barrier, stage=stage)
 
     def add_to_residual(self, matrix: Matrix, bias: str, norm: str, *, private: bool) -> None:
         """x += matrix * packed + bias, with a norm of the addend or of the sum if the architecture has one.

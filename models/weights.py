@@ -159,13 +159,16 @@ class WeightLoader:
     @property
     def packed_bytes(self) -> int:
         """Bytes of all packed matrices, including those from the program's other files."""
-        return sum(one.size for one in self.packings.values()) + sum(other.packed_bytes for other in self._others)
+        return sum(packing.size for loader in (self, *self._others) for packing in loader.packings.values())
 
     @property
     def packers(self) -> tuple[Kernel, ...]:
         """The kernels that pack them."""
-        formats = {one.format.name: one.format.repack for one in self.packings.values()}
-        return tuple(dict.fromkeys([*formats.values(), *(each for other in self._others for each in other.packers)]))
+        found: dict[Kernel, None] = {}
+        for loader in (self, *self._others):
+            for packing in loader.packings.values():
+                found[packing.format.repack] = None
+        return tuple(found)
 
     def load(
         self,
@@ -179,6 +182,10 @@ class WeightLoader:
         ready: matrices packed earlier; all others are packed now. moves: of other memory. The file may be closed
         afterwards.
         """
+        if ready is None or self._others:
+            for kernel in self.packers:
+                kernel.address  # noqa: B018 - links it
+            release_linker()
         found = self._load(team, progress, ready)
         for other in self._others:
             found += other._load(team, progress, None)
@@ -187,15 +194,13 @@ class WeightLoader:
 
     def _load(self, team: ThreadTeam, progress: LoadProgress | None, ready: PackedWeights | None) -> list[Move]:
         """Do what is pending; return where matrices are."""
-        if ready is None:
-            for kernel in self.packers:
-                kernel.address  # noqa: B018 - links it
-            release_linker()
-        else:
-            kept = ((name, ready.find(name, packing.size)) for name, packing in self.packings.items())
-            self.packed = {name: mapped for name, mapped in kept if mapped is not None}
-        sizes = [packing.size for name, packing in self.packings.items() if name not in self.packed]
-        room = Arena().zeros(sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+        missing = 0
+        for name, packing in self.packings.items():
+            if ready is not None and (mapped := ready.find(name, packing.size)) is not None:
+                self.packed[name] = mapped
+            else:
+                missing += -(-packing.size // ALIGNMENT) * ALIGNMENT
+        room = Arena().zeros(missing)
         for memory in (room, *self.packed.values()):
             self.builder.keep(memory)
         moves, touches, done, shown = list[Move](), memory_nodes() > 1, 0, 0
@@ -320,7 +325,6 @@ class WeightLoader:
         shape = (experts, rows, k) if experts else (rows, k)
         tensor = self._tensor(name, shape[1:] if rows == 1 and self.shape(name) == (k,) else shape)
         matrix = self._pack(tensor, order, rows, k, experts, widen=widen)
-        matrix = replace(matrix, name=name, order=order)
         if order is None:
             self._matrices[name] = matrix
         return matrix
@@ -357,8 +361,7 @@ class WeightLoader:
 
     def heads_of(self, name: str, heads: int, rows: int, k: int, order: NDArray[np.int64]) -> Matrix:
         """Pack some rows of each head of a tensor of (heads * rows) x k, with heads in place of experts."""
-        matrix = self._pack(self._tensor(name, (heads * rows, k)), order, rows, k, heads)
-        return replace(matrix, name=name, order=order)
+        return self._pack(self._tensor(name, (heads * rows, k)), order, rows, k, heads)
 
     def transposed_heads_of(self, name: str, heads: int, rows: int, k: int, count: int) -> Matrix:
         """Pack the first `count` rows of each head of a tensor of (heads * rows) x k, transposed to k x count.
@@ -418,9 +421,10 @@ class WeightLoader:
             if wide % BLOCK == 0:
                 weight_format = WORD_FORMATS[tensor.type.name]
         reader = read if wide == k else read_wide
-        return self._pack_rows(
+        matrix = self._pack_rows(
             tensor.name, weight_format, reader, rows, wide, order=order, experts=experts, nbytes=tensor.nbytes
         )
+        return replace(matrix, name=tensor.name, order=order)
 
     def _pack_rows(
         self,

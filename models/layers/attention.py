@@ -182,15 +182,15 @@ class AttentionLayers:
             parts = [part for part in parts if part.letter == "q"]
             unused = ("attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight")
             recording.loader.leave_out(*(prefix + name for name in unused))
-        products = [(self._matrix(prefix, part, rows), part.rows, self._bias(prefix, part, rows)) for part in parts]
+        products = [(*self._projection(prefix, part, rows), part.rows) for part in parts]
         if recording.architecture.softplus_gates and self._gates:
-            products.insert(0, (self._gate_matrix(prefix, rows.heads), self._gates, NOTHING))
-        matrices = [matrix for matrix, _, _ in products]
+            products.insert(0, (self._gate_matrix(prefix, rows.heads), NOTHING, self._gates))
+        matrices, _, _ = zip(*products, strict=True)
         if self._joined:
             recording.pack(self._joined.place, *matrices)
         else:
             recording.norm_pack(attention_norm(recording, prefix), *matrices)
-        for i, (matrix, out, bias) in enumerate(products, 1):
+        for i, (matrix, bias, out) in enumerate(products, 1):
             recording.product(matrix, out.place, addend=bias, last=i == len(products))
         if stores and recording.architecture.value_norms:
             self._normalise_values(rows)
@@ -202,16 +202,15 @@ class AttentionLayers:
             return fused, rows.total, np.where(part.order >= 0, part.order + part.first, -1)
         return f"{prefix}attn_{part.letter}.{kind}", part.count, part.order
 
-    def _matrix(self, prefix: str, part: _Part, rows: _HeadRows) -> Matrix:
-        loader = self._recording.loader
+    def _projection(self, prefix: str, part: _Part, rows: _HeadRows) -> tuple[Matrix, Place]:
+        """A part's matrix and bias."""
+        recording, loader = self._recording, self._recording.loader
         name, count, order = self._source(prefix, part, "weight", rows)
-        if part.letter == "v" and self._recording.architecture.value_norms and not loader.has(name):
+        if part.letter == "v" and recording.architecture.value_norms and not loader.has(name):
             name = prefix + "attn_k.weight"  # one tensor for both keys and values
-        return loader.matrix(name, count, self._inputs, order)
-
-    def _bias(self, prefix: str, part: _Part, rows: _HeadRows) -> Place:
+        matrix = loader.matrix(name, count, self._inputs, order)
         name, count, order = self._source(prefix, part, "bias", rows)
-        return Place(self._recording.vector(name, count, order), 0) if self._recording.loader.has(name) else NOTHING
+        return matrix, recording.bias(name, count, order)
 
     def _gate_matrix(self, prefix: str, heads: Heads) -> Matrix:
         """The matrix of softplus gates, one gate per head or per value.

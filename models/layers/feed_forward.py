@@ -61,8 +61,8 @@ class FeedForwardLayers:
         recording.norm_pack(feed_forward_norm(recording, prefix), *gate, up, *router)
         for matrix in router:
             recording.product(matrix, self._scores.place, last=False)
-        names = (f"{prefix}ffn_{part}{suffix}.bias" for part in ("gate", "up"))
-        gate_bias, up_bias = (recording.bias(name, self._width) for name in names)
+        gate_bias = recording.bias(f"{prefix}ffn_gate{suffix}.bias", self._width)
+        up_bias = recording.bias(f"{prefix}ffn_up{suffix}.bias", self._width)
         for matrix in gate:
             recording.product(matrix, self._gate.place, addend=gate_bias, last=False)
         recording.product(up, self._up.place, addend=up_bias, last=True)

@@ -158,8 +158,8 @@ class Ropes:
         windowed = base, rotation.window_scaling(scaling)
         slides = [architecture.window(config, i) > 0 for i in layers]
         heads = config.attention.layer_heads
-        of_all = next((heads[i] for i in layers if not slides[i]), heads[0])
-        of_window = next((heads[i] for i in layers if slides[i]), of_all)
+        of_all = heads[slides.index(False)] if False in slides else heads[0]
+        of_window = heads[slides.index(True)] if True in slides else of_all
         two_sizes = (of_all.padded, of_all.rope_size) != (of_window.padded, of_window.rope_size)
         self._local = any(slides) and (two_sizes or windowed != (config.rope.base, scaling))
         self._components = rotation.components(config.rope.sections, of_all.rope_size // 2)
