@@ -54,12 +54,14 @@ def gpus() -> list[Device]:
 
     Workers come first; integrated GPUs count only if this machine has no other, as in llama.cpp.
     """
-    found = devices()
-    workers = [device for device in found if device.kind is DeviceKind.GPU and device.backend == WORKER]
-    own = [device for device in found if device.kind is DeviceKind.GPU and device.backend != WORKER]
-    integrated = [device for device in found if device.kind is DeviceKind.INTEGRATED_GPU]
-    # If two backends are built in, both see the same integrated GPU.
-    return workers + (own or [device for device in integrated if device.backend == integrated[0].backend])
+    workers, own, integrated = list[Device](), list[Device](), list[Device]()
+    for device in devices():
+        if device.kind is DeviceKind.GPU:
+            (workers if device.backend == WORKER else own).append(device)
+        # If two backends are built in, both see the same integrated GPU.
+        elif device.kind is DeviceKind.INTEGRATED_GPU and (not integrated or device.backend == integrated[0].backend):
+            integrated.append(device)
+    return workers + (own or integrated)
 
 
 def device_handle(device: Device) -> int:

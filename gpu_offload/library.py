@@ -174,8 +174,11 @@ def _fault(folder: Path) -> str:
     """
     from cpu_kernels.kernel_cache import read_measured, write_measured
 
-    files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
-    identity = [str(folder), *([name, found.st_size, found.st_mtime_ns] for name, found in files)]
+    identity: list[Any] = [str(folder)]
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_file():
+            state = path.stat()
+            identity.append([path.name, state.st_size, state.st_mtime_ns])
     stored = json.dumps(identity).encode()
     if read_measured(_TRIED) == stored:
         return ""

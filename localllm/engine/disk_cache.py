@@ -403,13 +403,12 @@ def _segment(folder: Path, digest: str) -> Path | None:
 def _stored_files(root: Path, name: "re.Pattern[str]") -> list[StoredFile]:
     """The files of all models with names of the given form in folders of the disk tier."""
     files = []
-    folders = (folder for folder in listed(root) if _FOLDER_NAME.fullmatch(folder.name))
-    for path in (path for folder in folders for path in listed(folder) if name.fullmatch(path.name)):
-        try:
-            state = path.stat()
-        except FileNotFoundError:  # another process deleted it
-            continue
-        files.append(StoredFile(path, state.st_size, state.st_mtime_ns))
+    for folder in listed(root):
+        for path in listed(folder) if _FOLDER_NAME.fullmatch(folder.name) else ():
+            if name.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):  # another process deleted it
+                    state = path.stat()
+                    files.append(StoredFile(path, state.st_size, state.st_mtime_ns))
     return files
 
 

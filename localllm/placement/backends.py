@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpu_kernels.kernel import compile_all
 from cpu_kernels.limits import available_memory
@@ -194,7 +194,7 @@ def _native_parts(file: ModelFile, settings: Settings, draft: ModelFile | None) 
     from models.needs import native_needs
 
     types, projector = native_kv_types(file, settings.kv_types), projector_of(file, settings.mmproj)
-    together, projector_bytes = _projector_needs(projector, settings.threads)
+    together, projector_bytes = _projector_needs(projector, settings.threads) if projector else (None, 0)
     drafts = native_drafts(settings, draft)
     with open_adapters(settings.lora, file) as adapters:
         needs = native_needs(file, types, settings.threads, drafts, adapters, together)
@@ -246,17 +246,15 @@ def _placed_natively(
     )
 
 
-def _projector_needs(path: Path | None, threads: int | None) -> tuple[int | None, int]:
-    """The most rows of a picture that see each other, None without a projector; and the bytes that an image encoder
-    takes beside the native engine, with the pictures that are kept in memory.
+def _projector_needs(path: Path, threads: int | None) -> tuple[int, int]:
+    """The most rows of a picture that see each other, and the bytes that an image encoder takes beside the native
+    engine, with the pictures that are kept in memory.
 
     Raises ModelFileError, UnsupportedModelError.
     """
     from localllm.image_reader import KEPT_BYTES
     from models.vision.encoder import rows_together, vision_needs
 
-    if path is None:
-        return None, 0
     with open_model(path) as file:
         needs = vision_needs(file, threads)
         return rows_together(file), needs.weights + needs.buffers + KEPT_BYTES
@@ -378,25 +376,22 @@ def automatic_choice(settings: Settings, native_lacks: Callable[[], str]) -> Pla
     """
     from gpu_offload import devices
 
-    def chosen(backend: Literal["native", "llama"], reason: str) -> Placement:
-        return Placement(backend, reason, settings=settings)
-
     wishes = _wishes(settings)
     try:
         found = devices.gpus()
     except LlamaCppMissingError as error:
         if wishes:
             raise
-        return chosen("native", f"llama.cpp is not available: {error.reason}")
+        return Placement("native", f"llama.cpp is not available: {error.reason}", settings=settings)
     if wishes:
-        return chosen("llama", f"{', '.join(wishes)} set")
+        return Placement("llama", f"{', '.join(wishes)} set", settings=settings)
     if lacking := native_lacks():
-        return chosen("llama", lacking)
+        return Placement("llama", lacking, settings=settings)
     if settings.gpu_layers == 0:
-        return chosen("native", "gpu_layers is 0")
+        return Placement("native", "gpu_layers is 0", settings=settings)
     if found:
-        return chosen("llama", f"there is a GPU, {found[0].label}")
-    return chosen("native", "llama.cpp sees no GPU")
+        return Placement("llama", f"there is a GPU, {found[0].label}", settings=settings)
+    return Placement("native", "llama.cpp sees no GPU", settings=settings)
 
 
 def _native_lacks(file: ModelFile, parts: Callable[[], _NativeParts]) -> str:
@@ -485,8 +480,8 @@ def _open_native(
                 file,
                 kv_bytes=use.kv,
                 threads=settings.threads,
-                context=context_limit(file, settings.ctx),
-                kv_types=native_kv_types(file, settings.kv_types),
+                context=placed.options.context_tokens,
+                kv_types=(placed.options.type_k, placed.options.type_v),
                 progress=progress,
                 ready=ready,
                 drafts=native_drafts(settings, draft),
