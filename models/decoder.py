@@ -123,22 +123,24 @@ class DecoderRecorder:
         if self._streams:
             self._streams.spread()
         for layer in range(config.layers):
-            self._keep_input(layer)
+            if self.features:
+                self._keep_input(layer, self.features)
             self.record_layer(layer)
             if config.images.are_read and layer < config.images.layers:
                 recording.image_inputs(1 + layer)
             recording.loader.check_all_used(config.layers, layer)
             if narrows and layer == config.last_stored:
                 self._narrow(layer + 1)
-        self._keep_input(config.layers)
+        if self.features:
+            self._keep_input(config.layers, self.features)
         if self._streams:
             self._streams.merge()
 
-    def _keep_input(self, layer: int) -> None:
+    def _keep_input(self, layer: int, features: Rows) -> None:
         """Copy x into `features` if this layer's input is read."""
-        recording, features = self._recording, self.features
+        recording = self._recording
         for at, read in enumerate(self._read):
-            if features and read == layer:
+            if read == layer:
                 recording.copy_x(Place(features.address + 4 * at * recording.config.embedding, features.stride))
 
     def record_layer(self, layer: int) -> None:

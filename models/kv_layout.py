@@ -175,10 +175,10 @@ def _kv_type(name: str, what: str, config: ModelConfig) -> KVType:
             f"The native engine cannot store {what} as {name!r}. Choose one of: {', '.join(kinds)}."
         )
     kind = kinds[name]
-    size = next((heads.size for heads in config.attention.layer_heads if heads.size % SCALED_TOGETHER), 0)
-    if kind is not sixteen_bits and size:
-        raise UnsupportedModelError(
-            f"{name} stores {what} in blocks of {SCALED_TOGETHER} numbers, which do not divide this model's heads of "
-            f"{size}. Use f16."
-        )
+    for heads in config.attention.layer_heads if kind is not sixteen_bits else ():
+        if heads.size % SCALED_TOGETHER:
+            raise UnsupportedModelError(
+                f"{name} stores {what} in blocks of {SCALED_TOGETHER} numbers, which do not divide this model's heads "
+                f"of {heads.size}. Use f16."
+            )
     return kind

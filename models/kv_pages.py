@@ -26,8 +26,8 @@ from models.kv_layout import (
     heads_bytes,
     heads_stored,
     page_bytes,
+    slot_bytes,
     slots_within,
-    state_bytes,
 )
 from models.late_memory import Move
 from models.page_arrays import LayerPages, PageArrays
@@ -114,7 +114,7 @@ class PageStore:
         self._page_bytes = max(self._page_bytes, least)
         self.bytes_per_token = self._page_bytes // PAGE_TOKENS
         self.window_bytes_per_token = self._part_bytes // PAGE_TOKENS
-        budget = budget_bytes - state_bytes(config, budget_bytes)
+        budget = budget_bytes - slots * slot_bytes(config)
         self.total = min(max(1, budget // self._page_bytes), _MOST_PAGES)
         self.arrays = PageArrays(kept, types, self.total)
         # The layer whose keys and values each layer reads: itself, or an earlier one.

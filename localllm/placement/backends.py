@@ -82,7 +82,8 @@ def place(
     A placement that does not fit is returned too: see Placement.checked. Raises what choose_backend raises;
     RequestError if the model's heads do not fit the types of keys and values; DeviceRequestError for missing GPUs.
     """
-    _add_workers(settings.rpc)
+    if settings.rpc:
+        _add_workers(settings.rpc)
     room = available_memory() if room is None else room
     beside = place_draft(draft, settings, room, gpus or gpus_here)
     placed = _chosen(file, settings, room, draft, beside, kv_tokens, held)
@@ -107,15 +108,16 @@ def choose_backend(
     the settings combine the native engine with options of llama.cpp only, or llama.cpp with a head that drafts; and
     what add_workers raises.
     """
-    _add_workers(settings.rpc)
+    if settings.rpc:
+        _add_workers(settings.rpc)
     room = available_memory() if room is None else room
     return _chosen(file, settings, room, draft, place_draft(draft, settings, room, gpus_here), None, 0)
 
 
 def _add_workers(rpc: str) -> None:
-    if workers := [address.strip() for address in rpc.split(",") if address.strip()]:
-        from gpu_offload.rpc import add_workers
+    from gpu_offload.rpc import add_workers
 
+    if workers := [address.strip() for address in rpc.split(",") if address.strip()]:
         add_workers(workers)
 
 

@@ -48,7 +48,7 @@ def _whole(needs: "Needs", context: int, kv_bytes: int | None, room: int, other:
     else:
         positions, kv = min(context, needs.tokens(kv_bytes)), kv_bytes
     placed = _native(needs, positions, kv, room, other)
-    if all(use.fits for use in placed.uses) and placed.tokens >= min(LEAST_TOKENS, context):
+    if placed.uses[0].fits and placed.tokens >= min(LEAST_TOKENS, context):
         return placed
     if kv_bytes is None:  # show the least that would be enough
         placed = _native(needs, positions, needs.kv(LEAST_TOKENS), room, other)

@@ -44,8 +44,11 @@ def read(file: ModelFile, layers: int) -> ExpertSizes | None:
 
     Raises ModelFileError for a missing or out-of-range key, UnsupportedModelError for unusable tensors.
     """
-    metadata, name, first = file.metadata, file.architecture, first_prefix(file, layers)
-    count = metadata.get_int(f"{name}.expert_count", 0, maximum=_MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
+    metadata, name = file.metadata, file.architecture
+    if f"{name}.expert_count" not in metadata:
+        return None
+    first = first_prefix(file, layers)
+    count = metadata.get_int(f"{name}.expert_count", maximum=_MAX_EXPERTS) if first + _ROUTER in file.tensors else 0
     if not count:
         return None
     used = same_in_all_layers(file, key, count) if (key := f"{name}.expert_used_count") in metadata else 1

@@ -53,7 +53,7 @@ def _sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
     if key in file.metadata:
         return tuple(file.metadata.get_list(key, float, length=layers))
     count, deviations = _SPARSE.get(file.architecture, (0, 0.0))
-    return tuple(deviations if layer < count else ALL_COUNT for layer in range(layers))
+    return (deviations,) * min(count, layers) + (ALL_COUNT,) * (layers - count)
 
 
 def _xielu(file: ModelFile, layers: int) -> tuple[tuple[float, ...], ...]:
