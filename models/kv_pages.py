@@ -30,7 +30,7 @@ from models.kv_layout import (
     slots_within,
 )
 from models.late_memory import Move
-from models.page_arrays import LayerPages, PageArrays
+from models.page_arrays import PageArrays
 from models.sizes.convolution import ConvolutionSizes
 from models.window_pages import WindowPages
 
@@ -191,8 +191,8 @@ class PageStore:
         """Reference counts of all pages that were ever allocated."""
         return self._references[: self._untouched].copy()
 
-    def of_layer(self, layer: int) -> LayerPages:
-        """The pages that a layer reads, which may be an earlier layer's."""
+    def of_layer(self, layer: int) -> dict[str, int]:
+        """The pages that a layer reads, which may be an earlier layer's: see PageArrays.of_layer."""
         source = self._sources[layer]
         if self.windows and source in self.windows.arrays:
             return self.windows.arrays.of_layer(source)

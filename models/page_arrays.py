@@ -9,7 +9,6 @@ group is one page.
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,37 +24,11 @@ _Kind = tuple[int, int]
 """What layers must share for their pages to be in one array: key-value heads, and values of a padded head."""
 
 
-class LayerPages(NamedTuple):
-    """Where kernels find a layer's keys and its values, which are the same pages for latents.
-
-    addresses: of page 0. head_bytes: from one head's pages to the next. place_bytes: between consecutive place numbers
-    of a page table. of_window: 1 if places are those of the window layers' table, else 0.
-    """
-
-    addresses: tuple[int, int]
-    head_bytes: tuple[int, int]
-    place_bytes: tuple[int, int]
-    of_window: int
-
-    @property
-    def arguments(self) -> dict[str, int]:
-        """The arguments by these names of kernels that store keys and values, and of attention."""
-        return {
-            "key_pages": self.addresses[0],
-            "value_pages": self.addresses[1],
-            "key_bytes": self.head_bytes[0],
-            "value_bytes": self.head_bytes[1],
-            "key_place_bytes": self.place_bytes[0],
-            "value_place_bytes": self.place_bytes[1],
-            "of_window": self.of_window,
-        }
-
-
 class PageArrays:
     """`count` pages of the layers in `heads`, which store keys and values. Page numbers begin at 0.
 
     A page's place is its distance from the first page of a layer's head, in pages of one head, or of all layers of a
-    kind if there are several kinds (LayerPages.place_bytes).
+    kind if there are several kinds (see `of_layer`).
     """
 
     def __init__(self, heads: Mapping[int, Heads], types: KVTypes, count: int, of_window: bool = False) -> None:
@@ -85,17 +58,25 @@ class PageArrays:
     def __contains__(self, layer: int) -> bool:
         return layer in self._layers
 
-    def of_layer(self, layer: int) -> LayerPages:
-        """The pages of a layer that stores keys and values."""
+    def of_layer(self, layer: int) -> dict[str, int]:
+        """The pages of a layer that stores keys and values, as arguments of attention and of kernels that store.
+
+        key_pages, value_pages: addresses of page 0, the same for latents. key_bytes, value_bytes: from one head's pages
+        to the next. key_place_bytes, value_place_bytes: between consecutive place numbers of a page table. of_window: 1
+        if places are those of the window layers' table, else 0.
+        """
         kind, number = self._layers[layer]
         arrays = self._kinds[kind]
         keys, values = arrays[0], arrays[-1]
-        return LayerPages(
-            (keys[0, number].ctypes.data, values[0, number].ctypes.data),
-            (keys.strides[2], values.strides[2]),
-            (keys.strides[0] // self.group_places, values.strides[0] // self.group_places),
-            int(self._of_window),
-        )
+        return {
+            "key_pages": keys[0, number].ctypes.data,
+            "value_pages": values[0, number].ctypes.data,
+            "key_bytes": keys.strides[2],
+            "value_bytes": values.strides[2],
+            "key_place_bytes": keys.strides[0] // self.group_places,
+            "value_place_bytes": values.strides[0] // self.group_places,
+            "of_window": int(self._of_window),
+        }
 
     @property
     def resident_bytes(self) -> int:
