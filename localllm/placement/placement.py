@@ -10,6 +10,8 @@ from localllm.settings import Settings
 if TYPE_CHECKING:
     from models.needs import NativeNeeds
 
+_DEFAULTS = Settings()
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -29,7 +31,7 @@ class Placement:
     states: int = 0  # bytes of that memory that a hybrid model's states take, independent of the number of tokens
     on_disk: int = 0  # bytes of packed weights that do not fit into memory and are read again when needed
     mapped: int = 0  # bytes of a loaded model's weights that are mapped from a file, which the system counts as free
-    settings: Settings = field(default_factory=Settings, repr=False)  # those that were followed
+    settings: Settings = field(default=_DEFAULTS, repr=False)  # those that were followed
     draft: "Placement | None" = None  # of the draft model beside it
     needs: "NativeNeeds | None" = field(default=None, compare=False, repr=False)  # of the native engine
 
