@@ -182,10 +182,6 @@ class WeightLoader:
         ready: matrices packed earlier; all others are packed now. moves: of other memory. The file may be closed
         afterwards.
         """
-        if ready is None or self._others:
-            for kernel in self.packers:
-                kernel.address  # noqa: B018 - links it
-            release_linker()
         found = self._load(team, progress, ready)
         for other in self._others:
             found += other._load(team, progress, None)
@@ -194,12 +190,17 @@ class WeightLoader:
 
     def _load(self, team: ThreadTeam, progress: LoadProgress | None, ready: PackedWeights | None) -> list[Move]:
         """Do what is pending; return where matrices are."""
-        missing = 0
+        packers, missing = set[Kernel](), 0
         for name, packing in self.packings.items():
             if ready is not None and (mapped := ready.find(name, packing.size)) is not None:
                 self.packed[name] = mapped
             else:
+                packers.add(packing.format.repack)
                 missing += -(-packing.size // ALIGNMENT) * ALIGNMENT
+        for kernel in packers:
+            kernel.address  # noqa: B018 - links it
+        if packers:
+            release_linker()
         room = Arena().zeros(missing)
         for memory in (room, *self.packed.values()):
             self.builder.keep(memory)

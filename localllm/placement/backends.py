@@ -20,8 +20,8 @@ from gpu_offload.options import LlamaOptions
 from localllm.engine.runner import Runner
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.placement.companions import (
-    draft_beside,
     for_draft,
+    is_head,
     native_drafts,
     open_adapters,
     projector_of,
@@ -169,7 +169,7 @@ def gpus_here(promised: Sequence[Sequence[int]] = ()) -> "list[Device]":
 
 def place_draft(draft: ModelFile | None, settings: Settings, room: int, gpus: "Gpus") -> Placement | None:
     """The placement of a draft model with a KV cache of its own; None without one, and for a head."""
-    if (model := draft_beside(draft)) is None:
+    if draft is None or is_head(draft):
         return None
     # Packed, not mapped: the next model's plan would count mapped weights as free memory.
     alone = replace(for_draft(settings), kv_mib=DRAFT_KV_MIB, packed_mib=0, from_disk=False)
@@ -179,7 +179,7 @@ def place_draft(draft: ModelFile | None, settings: Settings, room: int, gpus: "G
 
         return [replace(gpu, free_bytes=0) if gpu.backend == WORKER else gpu for gpu in gpus()]
 
-    return place(model, alone, room=room, gpus=near)
+    return place(draft, alone, room=room, gpus=near)
 
 
 class _NativeParts(NamedTuple):

@@ -47,11 +47,6 @@ def native_drafts(settings: Settings, draft: ModelFile | None) -> bool | ModelFi
     return draft if draft is not None and is_head(draft) else settings.self_draft and settings.draft is None
 
 
-def draft_beside(draft: ModelFile | None) -> ModelFile | None:
-    """The draft model beside the large one, whose memory is planned too; None for a head."""
-    return None if draft is None or is_head(draft) else draft
-
-
 def for_draft(settings: Settings) -> Settings:
     """The settings for a draft model: without those about devices, adapters, KV types and drafting."""
     plain = replace(settings, gpu_layers=None, main_gpu=None, split_mode=None, n_cpu_moe=None, lora="", rpc="")
