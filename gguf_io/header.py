@@ -201,7 +201,7 @@ class _HeaderReader:
             self.fail(field, f"has the block type {type_id}, which is unknown or was withdrawn from the format")
         if shape[-1] % block_type.items:
             self.fail(field, f"has rows of {shape[-1]} values, no multiple of {block_type.name}'s {block_type.items}")
-        nbytes = prod(shape[:-1]) * block_type.row_bytes(shape[-1])
+        nbytes = prod(shape) // block_type.items * block_type.bytes
         offset = self.number(_U64, f"{field} (offset)")
         return TensorInfo(name, shape, block_type, offset, nbytes, self.part)
 

@@ -104,12 +104,12 @@ class ModelConfig:
         """Whether the last layers are computed only for rows with requested logits. Never with experts."""
         return self.last_stored < self.layers - 1 and not self.experts
 
-    @property
+    @cached_property
     def longest_head(self) -> int:
         """The largest padded head size."""
         return max(heads.padded for heads in self.attention.layer_heads)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Values of the longest input row of any matrix product."""
         mixture, of_latents = self.experts, self.attention.latents

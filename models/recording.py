@@ -151,9 +151,9 @@ class Recording:
         """Load a vector into the program, reordered if an order is given; return its address."""
         return self.later((padded(size if order is None else len(order)),), self.loader.vector(name, size, order))
 
-    def bias(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> Place:
-        """A bias, the same for all rows, as the addend of a product; NOTHING if the file has none. order: of vector."""
-        return Place(self.vector(name, size, order), 0) if self.loader.has(name) else NOTHING
+    def bias(self, name: str, size: int) -> Place:
+        """A bias, the same for all rows, as the addend of a product; NOTHING if the file has none."""
+        return Place(self.vector(name, size), 0) if self.loader.has(name) else NOTHING
 
     def norm_pack(
         self, name: str | None, *matrices: Matrix, wanted: bool = False, factor: float = 1.0, scale: str = ""

@@ -210,7 +210,7 @@ class AttentionLayers:
             name = prefix + "attn_k.weight"  # one tensor for both keys and values
         matrix = loader.matrix(name, count, self._inputs, order)
         name, count, order = self._source(prefix, part, "bias", rows)
-        return matrix, recording.bias(name, count, order)
+        return matrix, Place(recording.vector(name, count, order), 0) if loader.has(name) else NOTHING
 
     def _gate_matrix(self, prefix: str, heads: Heads) -> Matrix:
         """The matrix of softplus gates, one gate per head or per value.
