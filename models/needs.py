@@ -27,7 +27,6 @@ from models.errors import UnsupportedModelError
 from models.kv_layout import state_bytes
 from models.self_drafts import SelfDrafts
 from models.steps import usable_threads
-from models.text_encoder import EncoderProgram
 from models.weights import padded
 
 _PACKED = int(Op.ARGUMENTS) + indices_of(Product).packed
@@ -178,20 +177,6 @@ def _needs_of(program: DecoderProgram) -> NativeNeeds:
         kernels=(lead, work, *loader.builder.kernels),
         packers=loader.packers,
         adapters=of_adapters,
-    )
-
-
-def encoder_needs(file: ModelFile, threads: int | None = None, adapters: Sequence[Adapter] = ()) -> Needs:
-    """What TextEncoder takes; the buffers include everything that its longest text needs, and `adapters`.
-
-    Raises UnsupportedModelError for what TextEncoder would refuse, ModelFileError for incomplete metadata.
-    """
-    with addressable(file):
-        program = EncoderProgram(file, usable_threads(threads), adapters)
-    stored = program.rows * (program.stored_bytes + program.ropes.position_bytes)
-    beside = touched_bytes(program.loader.builder) + touched_bytes(program.head.builder) + stored
-    return Needs(
-        program.loader.packed_bytes, beside + (program.adapters.peak_bytes(program.rows) if program.adapters else 0)
     )
 
 

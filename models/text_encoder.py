@@ -19,6 +19,7 @@ from models.decoder import DecoderRecorder
 from models.kv_layout import kv_bytes_per_token
 from models.kv_pages import PageStore, Sequence
 from models.layers.rope import Ropes
+from models.needs import Needs, addressable, touched_bytes
 from models.pooling_head import PoolingHead
 from models.recording import Recording
 from models.registry import TEXT_ENCODERS, find_architecture
@@ -56,6 +57,20 @@ class EncoderProgram:
         if self.adapters:
             self.adapters.check_all_used(loader.left_out)
         self.fields = step_fields(loader.builder, config, rows, threads, self.adapters)
+
+
+def encoder_needs(file: ModelFile, threads: int | None = None, adapters: Ordered[Adapter] = ()) -> Needs:
+    """What TextEncoder takes; the buffers include everything that its longest text needs, and `adapters`.
+
+    Raises UnsupportedModelError for what TextEncoder would refuse, ModelFileError for incomplete metadata.
+    """
+    with addressable(file):
+        program = EncoderProgram(file, usable_threads(threads), adapters)
+    stored = program.rows * (program.stored_bytes + program.ropes.position_bytes)
+    beside = touched_bytes(program.loader.builder) + touched_bytes(program.head.builder) + stored
+    return Needs(
+        program.loader.packed_bytes, beside + (program.adapters.peak_bytes(program.rows) if program.adapters else 0)
+    )
 
 
 class TextEncoder:

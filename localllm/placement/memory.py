@@ -123,7 +123,8 @@ def memory_of(
     """
     from gpu_offload.estimate import Estimate
     from gpu_offload.memory import FileSizes, projector_bytes, state_bytes
-    from models.needs import Needs, encoder_needs, native_needs
+    from models.needs import Needs, native_needs
+    from models.text_encoder import encoder_needs
     from models.vision.encoder import rows_together, vision_needs
 
     layers = file.metadata.get(f"{file.architecture}.block_count")

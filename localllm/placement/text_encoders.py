@@ -18,9 +18,9 @@ from localllm.placement.memory import RESERVE_BYTES
 from localllm.placement.placement import Placement
 from localllm.settings import Settings
 from models.errors import UnsupportedModelError, kernels_needed
-from models.needs import encoder_needs
 from models.registry import TEXT_ENCODERS, find_architecture
 from models.text_encoder import TextEncoder as NativeTextEncoder
+from models.text_encoder import encoder_needs
 
 _LLAMA_CONTEXT_BYTES = 256 << 20  # an estimate
 

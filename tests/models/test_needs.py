@@ -17,8 +17,8 @@ from gguf_io import open_model
 from gguf_io.blocks import BLOCK_TYPES
 from models import weights
 from models.native_runner import NativeRunner
-from models.needs import encoder_needs, native_needs, touched_bytes
-from models.text_encoder import TextEncoder
+from models.needs import native_needs, touched_bytes
+from models.text_encoder import TextEncoder, encoder_needs
 from tests.gguf_files import copying, finish
 from tests.models.architecture_models import MODELS
 from tests.models.encoders import ENCODERS, in_type

@@ -24,8 +24,9 @@ from localllm.wings.importing.family import model_keys, pooling_keys, xielu_keys
 from localllm.wings.importing.tensors import NewTensor, new_tensors
 from localllm.wings.importing.vocabulary import vocabulary_keys
 from localllm.wings.lab.quality.quantize import LLAMA_TYPES, TYPES, Progress, is_matrix, quantize, store_model
-from models.needs import encoder_needs, native_needs
+from models.needs import native_needs
 from models.registry import ARCHITECTURES, TEXT_ENCODERS
+from models.text_encoder import encoder_needs
 
 _ALWAYS_FLOAT = (
     *(

@@ -21,7 +21,8 @@ from localllm.server import loading
 from localllm.server.catalog import CatalogEntry
 from localllm.server.loading import MIB, MemoryLoader, granted_on_llama
 from localllm.settings import Settings
-from models.needs import encoder_needs, native_needs
+from models.needs import native_needs
+from models.text_encoder import encoder_needs
 from tests.oracle import llama_oracle
 
 MAIN = 4096 * MIB
