@@ -85,6 +85,7 @@ from cpu_kernels.simd.vectors import (
     put_i32,
     splat_f32,
     store_f32,
+    store_i32,
     zero_f32,
     zero_i32,
 )
@@ -254,12 +255,34 @@ def _extremes(x: int, n: int, groups: int) -> Any:
 
 
 @inner
+def _rank(value: Any, memory: int) -> int:
+    """An integer for a float, in the same order; neighbouring floats have neighbouring ones. Uses 4 bytes of memory."""
+    put_f32(memory, np.float32(value))
+    bits = get_i32(memory)
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+
+@inner
+def _ranked(rank: int, memory: int) -> Any:
+    """The float of an integer of _rank."""
+    put_i32(memory, rank if rank >= 0 else 0x80000000 - rank)
+    return get_f32(memory)
+
+
+@inner
 def _append(x: int, ids: int, n: int, i: int, mask: Any, kept: int, places: Any) -> int:
     """Append candidates of the vector at index i to the first `kept` of the memory; returns how many there are."""
     mask = and_i32(mask, before(n - i))
-    append_f32(places[0] + 4 * kept, _block(x, n, i), mask)
-    append_i32(places[1] + 4 * kept, count_up(i) if ids == 0 else load_i32(ids + 4 * i), mask)
-    return kept + count_lanes(mask)
+    some = count_lanes(mask)
+    if _COMPRESSES or some > 0:
+        values, others = _block(x, n, i), count_up(i) if ids == 0 else load_i32(ids + 4 * i)
+        if _COMPRESSES or some < 16:
+            append_f32(places[0] + 4 * kept, values, mask)
+            append_i32(places[1] + 4 * kept, others, mask)
+        else:
+            store_f32(places[0] + 4 * kept, values)
+            store_i32(places[1] + 4 * kept, others)
+    return kept + some
 
 
 @inner
@@ -277,9 +300,20 @@ def _keep_allowed(x: int, n: int, allowed: int, places: Any) -> int:
 @inner
 def _keep_above(x: int, ids: int, n: int, bound: float, places: Any) -> int:
     """Keep logits that are at least a double; returns how many."""
-    kept, value = 0, splat_f64(bound)
-    for i in range(0, n, 16):
-        kept = _append(x, ids, n, i, not_above_f64(value, widen_f64(_block(x, n, i))), kept, places)
+    least: Any = np.float32(bound)
+    if float(least) < bound:
+        least = _ranked(_rank(least, places[4]) + 1, places[4])
+    kept, value, i = 0, splat_f32(least), 0
+    while i < n:
+        if i + 64 <= n:  # most have none
+            at = x + 4 * i
+            lower, upper = max_f32(load_f32(at), load_f32(at + 64)), max_f32(load_f32(at + 128), load_f32(at + 192))
+            if count_lanes(not_above_f32(value, max_f32(lower, upper))) == 0:
+                i += 64
+                continue
+        for j in range(i, min(i + 64, n), 16):
+            kept = _append(x, ids, n, j, not_above_f32(value, _block(x, n, j)), kept, places)
+        i += 64
     return kept
 
 
@@ -300,18 +334,7 @@ def _keep_likely(x: int, ids: int, n: int, first: float, places: Any) -> int:
             bound = float(middle)
         else:
             above = float(middle)
-    kept, value, i = 0, splat_f32(np.float32(bound)), 0
-    while i < n:
-        if i + 64 <= n:  # most have none
-            at = x + 4 * i
-            lower, upper = max_f32(load_f32(at), load_f32(at + 64)), max_f32(load_f32(at + 128), load_f32(at + 192))
-            if count_lanes(not_above_f32(value, max_f32(lower, upper))) == 0:
-                i += 64
-                continue
-        for j in range(i, min(i + 64, n), 16):
-            kept = _append(x, ids, n, j, not_above_f32(value, _block(x, n, j)), kept, places)
-        i += 64
-    return kept
+    return _keep_above(x, ids, n, bound, places)
 
 
 @inner
@@ -357,7 +380,7 @@ def _scale(top: float, factor: float) -> Any:
     if not abs(top) * factor < _LARGEST_POWER:
         nothing = np.float32(0.0)
         return (nothing, nothing, nothing, nothing), 0.0
-    shift, single = math.floor(top * factor + 0.5), np.float32(factor)
+    shift, single = int(top * factor), np.float32(factor)
     rounder, least = np.float32(ROUNDER - shift), np.float32((shift - 125.0) / factor)
     return (single, np.float32(factor - float(single)), rounder, least), math.exp((shift - top * factor) / _LOG2E)
 
@@ -533,21 +556,6 @@ def _copy_entry(listed: Any, source: int, to: int) -> None:
     put_f32(listed[1] + 4 * to, get_f32(listed[1] + 4 * source))
     put_f64(listed[3] + 8 * to, get_f64(listed[3] + 8 * source))
     put_f64(listed[4] + 8 * to, get_f64(listed[4] + 8 * source))
-
-
-@inner
-def _rank(value: float, memory: int) -> int:
-    """An integer for a float, in the same order; neighbouring floats have neighbouring ones. Uses 4 bytes of memory."""
-    put_f32(memory, np.float32(value))
-    bits = get_i32(memory)
-    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
-
-
-@inner
-def _ranked(rank: int, memory: int) -> Any:
-    """The float of an integer of _rank."""
-    put_i32(memory, rank if rank >= 0 else 0x80000000 - rank)
-    return get_f32(memory)
 
 
 @inner

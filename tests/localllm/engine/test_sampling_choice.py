@@ -245,3 +245,17 @@ def test_many_random_logits_keep_what_sorting_keeps(way: str, deviation: float, 
     for seed in range(8):
         logits = made("flat", 20_000 + 7 * seed, seed=100 + seed) * np.float32(deviation) + np.float32(offset)
         check(SamplingParams(**NEUTRAL | ALONE[way]), logits)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3678794411714423, 0.5, 0.9])
+def test_min_p_with_logits_next_to_its_bound(share: float) -> None:
+    """The bound is a double between two floats, or one of them."""
+    for size in (40, MANY + 40):
+        logits = made("flat", size) - np.float32(10)
+        logits[5] = 0
+        near = np.float32(math.log(share))
+        for number in range(6):
+            logits[20 + number] = near
+            near = np.nextafter(near, np.float32(-1 if number % 2 else 0))
+        logits[30:33] = np.nextafter(np.float32(math.log(share)), np.float32([-20, 0, 0]))
+        check(SamplingParams(**NEUTRAL | {"min_p": share}), logits)
