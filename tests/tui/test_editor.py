@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,7 @@ def test_an_editor_that_fails_leaves_the_draft(
 
 def test_a_windows_path_in_quotes_is_one_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(shutil, "which", lambda _name: None)  # newer versions call Windows there
     monkeypatch.setenv("VISUAL", r'"C:\Program Files\x\code.cmd" --wait')
     assert editor_command() == [r"C:\Program Files\x\code.cmd", "--wait"]
 
