@@ -1,6 +1,7 @@
 """Stored responses, conversations, compaction, and what /v1/responses echoes."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,27 @@ def test_what_is_not_stored_is_not_found(gpt: openai.OpenAI, http: httpx.Client)
     kept = gpt.responses.create(model="scripted", input="Hi")
     for wrong in ({"order": "up"}, {"limit": 0}, {"after": "msg_none"}):
         assert http.get(f"/v1/responses/{kept.id}/input_items", params=wrong).status_code == 400
+
+
+def test_answers_at_once_in_one_conversation_all_keep_their_items(gpt: openai.OpenAI) -> None:
+    begun = gpt.conversations.create(items=[{"role": "user", "content": "Remember: blue."}])
+    asked = [f"Question {number}" for number in range(4)]
+    with ThreadPoolExecutor(len(asked)) as at_once:
+        answers = list(
+            at_once.map(
+                lambda text: gpt.responses.create(
+                    model="scripted", input=text, conversation=begun.id, max_output_tokens=99
+                ),
+                asked,
+            )
+        )
+    items: list[Any] = list(gpt.conversations.items.list(begun.id, order="asc", limit=100))
+    ids = [item.id for item in items]
+    texts = [item.content[0].text if item.type == "message" else "" for item in items]
+    assert len(items) == 1 + 3 * len(asked)
+    for text, answer in zip(asked, answers, strict=True):
+        at = texts.index(text)
+        assert ids[at + 1 : at + 3] == [item.id for item in answer.output]  # each question is before its own answer
 
 
 @pytest.mark.parametrize("stream", [False, True])
