@@ -271,7 +271,7 @@ def test_an_export_never_makes_a_hidden_file(
                 await until(pilot, lambda number=number: len([*tmp_path.rglob("chat.*")]) == number)
 
     asyncio.run(flow())
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} >= {
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")} >= {
         "chat.md",
         "chat.json",
         "sub/chat.md",

@@ -232,7 +232,7 @@ def test_a_created_model_behaves_as_its_recipe_says(
     assert parrot.messages
     (home / "recipes/tiny.gguf").unlink()
     assert command("show", "pirate") == 2
-    assert "recipes/tiny.gguf" in capsys.readouterr().err
+    assert str(Path("recipes", "tiny.gguf")) in capsys.readouterr().err
 
 
 def test_an_adapter_is_kept_with_the_model(
@@ -253,7 +253,8 @@ def test_an_adapter_is_kept_with_the_model(
     assert command("create", "wrong", "-f", "recipes/Modelfile") == 2
     kept.unlink()
     assert command("create", "third", "-f", "recipes/Again") == 2
-    assert f"{kept}: cannot be read: No such file or directory. Pull the model again." in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{kept}: cannot be read: " in said and "Pull the model again." in said
 
 
 @pytest.mark.parametrize(
