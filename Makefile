@@ -44,14 +44,14 @@ WINDOWS ?= /tmp/localllm-windows
 WINDOWS_TESTS ?= tests/gguf_io \
 	$(patsubst %,tests/localllm/test_%.py,doctor extraction remedies settings stored text text_files) \
 	$(patsubst %,tests/localllm/packed/test_%.py,packed packed_names) \
-	$(patsubst %,tests/localllm/library/test_%.py,listed_names lookup names own_store preview) \
+	$(patsubst %,tests/localllm/library/test_%.py,create go_translation listed_names lookup names own_store preview) \
 	$(patsubst %,tests/localllm/cli/test_%.py,bench_command cost_command examples launch loadtest_command plan_command) \
 	$(patsubst %,tests/localllm/cli/test_%.py,plan_remote prompt reference show simulate_command terminal) \
 	$(patsubst %,tests/localllm/cli/test_%.py,run_remote unwritable_output) \
 	$(patsubst %,tests/localllm/wings/tools/test_%.py,command confinement journal) \
 	$(patsubst %,tests/tui/test_%.py,attachments damaged_chats editor files folder inspector keys late_results loading) \
 	$(patsubst %,tests/tui/test_%.py,markdown openai_backend pictures_terminal program queue saved saving_models) \
-	$(patsubst %,tests/tui/test_%.py,sending server_backend sessions_flow store streams tools unwritable_home)
+	$(patsubst %,tests/tui/test_%.py,sending server_backend sessions_flow store streams tools two_chats unwritable_home)
 
 # Where Debian for arm64 is set up.
 ARM64 ?= /tmp/localllm-arm64
