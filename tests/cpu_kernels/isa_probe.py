@@ -1,13 +1,14 @@
 """Script: print digests of kernel results with the instruction set that LOCALLLM_ISA names, as JSON.
 
-Arguments: the types of keys and values, separated by commas, and the weight formats.
+Arguments: "compiled" or "interpreted", the types of keys and values, separated by commas, and the weight formats.
 
 It prints the instruction set, the SHA-256 of results by name, for comparing instruction sets, and the names of products
-that differ between tile widths or thread counts. All tile widths share one loop, so only the narrowest and the widest
-are compiled for each format, and the others for two formats. For those two the kernels that pack and unpack rows are
-compiled too; the interpreter packs the rows of the others.
+that differ between tile widths or thread counts. Interpreted kernels run as Python: slowly, but none is compiled, and
+no instruction of the set is needed. All tile widths share one loop, so only the widest is compiled for each format, and
+all for one, whose kernels that pack and unpack rows are compiled too; the interpreter packs the rows of the others.
 """
 
+import functools
 import hashlib
 import json
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 from cpu_kernels import activations
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.isa import ISA
+from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, KVType
 from cpu_kernels.records import TILE_WIDTHS, Act
 from tests.cpu_kernels import test_attention_kernels as attention
@@ -33,33 +35,36 @@ from tests.cpu_kernels.kernel_harness import (
 )
 
 ROWS, K = 64, 512
-ALL_WIDTHS = ("Q8_0", "Q4_K")
-# Attention kernels take longest to compile: wide tiles with one type and with two types of keys and values; narrow
-# ones.
-_I16, _Q8_0, _Q4_0 = KVType.I16, KVType.Q8_0, KVType.Q4_0
-ATTENTION = [
-    (attention.SHAPES[at], types)
-    for at in (4, 7)
-    for types in ((_I16, _I16), (_Q8_0, _Q8_0), (_Q4_0, _Q4_0), (_Q8_0, _I16))
-] + [(attention.SHAPES[6], (_I16, _I16))]
+WIDEST = TILE_WIDTHS[-1]
+ALL_WIDTHS = "Q4_K"
+Attention = tuple[attention.Shape, tuple[KVType, KVType]]
+# Attention kernels take longest to compile: wide tiles with one type of keys and values, and narrow ones.
+ATTENTION: list[Attention] = [(attention.SHAPES[at], (kind, kind)) for at in (4, 7) for kind in OF_HEADS]
+ATTENTION += [(attention.SHAPES[6], (KVType.I16, KVType.I16))]
+# For the interpreter: all types, in wide tiles, and narrow ones with a window.
+SHORT: list[Attention] = [
+    (attention.Shape(heads=1, group=8, size=64, tokens=40, rows=3), types) for types in attention.TYPES
+]
+SHORT += [(attention.Shape(heads=2, group=4, size=32, tokens=40, rows=9, window=20), (kind, kind)) for kind in OF_HEADS]
 
 
-def products(formats: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+def products(formats: Sequence[str], interpreted: bool) -> tuple[dict[str, np.ndarray], list[str]]:
     """Results by format, and the names of those that depend on tile width or threads."""
     random = np.random.default_rng(11)
-    # More tiles than share one unpacked panel, the last one not full.
-    x = random.standard_normal((4 * TILE_WIDTHS[-1] + 1, K)).astype(np.float32)
+    # More tiles than share one unpacked panel, the last one not full; two, for the interpreter.
+    x = random.standard_normal((4 * WIDEST + 1, K)).astype(np.float32)
     found, differing = {}, []
     for name in formats:
-        whole = name in ALL_WIDTHS
+        whole = name == ALL_WIDTHS
         matrix = Matrix.pack(WEIGHT_FORMATS[name], random_weights(name, ROWS, K), K, 3, interpreted=not whole)
-        alone = matrix.multiply(x, 1)
+        some = x[: WIDEST + 1] if interpreted else x
+        alone = matrix.multiply(some, WIDEST)
         found[name] = alone[:5]
         if whole:
             found[f"{name} as floats"] = matrix.embed([0, ROWS - 1, 17])
-        for width in TILE_WIDTHS if whole else (TILE_WIDTHS[0], TILE_WIDTHS[-1]):
-            for rows, threads in ((len(x), 5), (width + 1, 2)):
-                if not np.array_equal(matrix.multiply(x[:rows], width, threads), alone[:rows]):
+        for width in (1, 2) if interpreted else TILE_WIDTHS if whole else (WIDEST,):
+            for rows, threads in ((3, 2),) if interpreted else ((len(x), 5), (width + 1, 2)):
+                if not np.array_equal(matrix.multiply(some[:rows], width, threads), alone[:rows]):
                     differing.append(f"{name} with tiles of {width}")
     return found, differing
 
@@ -82,13 +87,16 @@ def attention_name(shape: attention.Shape, types: tuple[KVType, KVType]) -> str:
     return f"{shape} {types}"
 
 
-def attended(kinds: Sequence[str]) -> dict[str, np.ndarray]:
-    """Attention over pages that the kernels have filled; compared with NumPy for several divisions among threads."""
+def attended(kinds: Sequence[str], cases: Sequence[Attention]) -> dict[str, np.ndarray]:
+    """Attention over pages that the kernels have filled; longer ones are compared with NumPy, and for several divisions
+    among threads.
+    """
     found = {}
-    for shape, types in ATTENTION:
+    for shape, types in cases:
         if not set(types) <= set(kinds):
             continue
-        attention.test_attention_is_numpy_s(shape, types)
+        if cases is ATTENTION:
+            attention.test_attention_is_numpy_s(shape, types)
         case = attention.Case(shape, types)
         case.store(threads=5)
         found[attention_name(shape, types)] = case.attend(threads=5, split=True)
@@ -96,14 +104,28 @@ def attended(kinds: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def results(
-    kinds: Sequence[str] = OF_HEADS, formats: Sequence[str] = tuple(WEIGHT_FORMATS)
+    kinds: Sequence[str], formats: Sequence[str], cases: Sequence[Attention], interpreted: bool = False
 ) -> tuple[dict[str, str], list[str]]:
     """Digests to compare, by name, and what already differs on this instruction set."""
-    found, differing = products(formats)
-    found |= {"gates": gates()} | attended(kinds)
+    found, differing = products(formats, interpreted)
+    found |= {"gates": gates()} | attended(kinds, cases)
     return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in found.items()}, differing
 
 
+def interpret(kernel: Kernel, op: int, step: int, thread: int, threads: int) -> None:
+    """Run the Python function that a kernel is compiled from."""
+    source(kernel)(op, step, thread, threads)
+
+
+@functools.cache
+def source(kernel: Kernel) -> Function:
+    """The function that a kernel is compiled from."""
+    return kernel.make()
+
+
 if __name__ == "__main__":
-    digests, differing = results(sys.argv[1].split(","), sys.argv[2:])
+    interpreted = sys.argv[1] == "interpreted"
+    if interpreted:
+        Kernel.__call__ = interpret  # type: ignore[method-assign]
+    digests, differing = results(sys.argv[2].split(","), sys.argv[3:], SHORT if interpreted else ATTENTION, interpreted)
     json.dump({"isa": ISA.value, "digests": digests, "differing": differing}, sys.stdout)

@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,24 +46,26 @@ from cpu_kernels.simd.vectors import (
     scatter_f16,
     store_f32,
 )
-from tests.cpu_kernels.isa_probe import ATTENTION, attention_name, results
+from tests.cpu_kernels.isa_probe import ALL_WIDTHS, ATTENTION, SHORT, Attention, attention_name, results
 from tests.cpu_kernels.kernel_harness import address, aligned, operation
 
 ROOT = Path(__file__).parents[2]
 X86_V3 = frozenset({"avx2", "fma", "f16c"})
 X86_V4 = X86_V3 | {"avx512f", "avx512bw", "avx512vl"}
-# Compiling all formats takes minutes per set. One format for each way of multiplying and scaling integers, and for each
-# layout of values in vectors.
-MULTIPLIED = ("Q8_0", "Q5_1", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ3_S")
-SAMPLE = ("BF16", "F16", "Q4_0", *MULTIPLIED, "Q5_K", "NVFP4", "Q2_0", "IQ1_M", "IQ2_XS", "TQ1_0")
-# The sets of most users' processors get all of these; other sets, those whose code differs. This processor's own set is
-# forced too, for a generic processor.
-FORMATS = {
-    Isa.AVX2: SAMPLE,
-    Isa.AVX_VNNI: MULTIPLIED,
-    Isa.AVX512: MULTIPLIED,
-    Isa.PORTABLE: ("F16", *MULTIPLIED, "TQ1_0"),
-}
+# Compiling all formats takes minutes per set. One for each way of multiplying, scaling and summing: formats of the same
+# row below call the same functions whose instructions depend on the set.
+FORMATS = (
+    "F16",  # F32, BF16
+    "Q8_0",  # IQ4_XS, MXFP4
+    "IQ4_NL",
+    "Q4_0",  # Q5_0, Q1_0, Q2_0
+    "Q5_1",  # Q4_1
+    "NVFP4",
+    "Q2_K",  # Q3_K, Q6_K
+    "Q4_K",  # Q5_K
+    "IQ3_S",  # the other I-quants
+    "TQ1_0",  # TQ2_0
+)
 TABLE = tuple((37 * i + 11) % 256 for i in range(16))
 
 
@@ -110,34 +114,57 @@ def test_arm_processors_get_what_the_system_says_and_nothing_more(monkeypatch: p
 
 @pytest.fixture(scope="module")
 def digests_here() -> dict[str, str]:
-    digests, differing = results()
+    digests, differing = results(OF_HEADS, tuple(WEIGHT_FORMATS), [*ATTENTION, *SHORT])
     assert not differing
     return digests
+
+
+def on(isa: Isa, how: str, kinds: Sequence[str], formats: Sequence[str], **variables: str) -> Any:
+    """What the probe prints for an instruction set."""
+    environment = {**os.environ, ISA_VARIABLE: isa.value, "PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, "-m", "tests.cpu_kernels.isa_probe", how, ",".join(kinds), *formats]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "not used" not in done.stderr  # a build whose results differ from its source's
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", Isa)
+def test_kernels_are_written_alike_for_all_instruction_sets(isa: Isa, digests_here: dict[str, str]) -> None:
+    """Every format, and attention with every pair of types, as each set's policy lays out data, by the interpreter.
+
+    They are compared with what is compiled for this processor; it need not have the set.
+    """
+    features = ",".join(f"+{name}" for name in sorted(POLICIES[isa].requires))
+    answer = on(isa, "interpreted", OF_HEADS, tuple(WEIGHT_FORMATS), NUMBA_CPU_FEATURES=features)
+    expected = {name: digest for name, digest in digests_here.items() if name not in names(ATTENTION)}
+    assert answer == {"isa": isa, "digests": expected, "differing": []}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", [isa for isa in Isa if isa is not Isa.NEON_DOT])
 def test_instruction_sets_agree_to_the_bit(isa: Isa, digests_here: dict[str, str]) -> None:
-    """Products with all tile widths, gates and attention, compiled for nothing beyond the instruction set.
+    """Products, gates and attention, compiled for nothing beyond the instruction set.
 
-    They are compared with this processor's own set with all of its features, for which all formats are computed.
+    They are compared with this processor's own set with all of its features. Each kernel is compared with its source
+    before it is used.
     """
     missing = POLICIES[isa].requires - target_features()
     if missing:
         pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
-    environment = {**os.environ, ISA_VARIABLE: isa.value, "PYTHONPATH": str(ROOT)}
-    formats = ("Q8_0",) if isa is ISA else FORMATS.get(isa, SAMPLE)
+    formats = (ALL_WIDTHS,) if isa is ISA else FORMATS
     # Keys and values of all types on the sets that differ most; on the others the widest and the narrowest.
     kinds = {ISA: ("q4_0",), Isa.AVX_VNNI: ("i16", "q4_0"), Isa.AVX512: ("i16", "q4_0")}.get(isa, OF_HEADS)
-    command = [sys.executable, "-m", "tests.cpu_kernels.isa_probe", ",".join(kinds), *formats]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "not used" not in done.stderr  # a build whose results differ from its source's
-    answer = json.loads(done.stdout)
     skipped = [f"{name}{suffix}" for name in set(WEIGHT_FORMATS) - set(formats) for suffix in ("", " as floats")]
-    skipped += [attention_name(*each) for each in ATTENTION if not set(each[1]) <= set(kinds)]
+    skipped += names([*SHORT, *(each for each in ATTENTION if not set(each[1]) <= set(kinds))])
     expected = {name: digest for name, digest in digests_here.items() if name not in skipped}
-    assert answer == {"isa": isa, "digests": expected, "differing": []}
+    assert on(isa, "compiled", kinds, formats) == {"isa": isa, "digests": expected, "differing": []}
+
+
+def names(cases: Sequence[Attention]) -> list[str]:
+    """The names of their results."""
+    return [attention_name(*case) for case in cases]
 
 
 def assembly(emit, arguments: int, triple: str, features: str) -> str:
@@ -279,7 +306,7 @@ kernels += [attention.attention_kernel(types, types, 4) for types in OF_HEADS]
 for name in sys.argv[1:]:
     weights = WEIGHT_FORMATS[name]
     kernels += [weights.matmul[4]]
-    kernels += [weights.repack, weights.embed, weights.matmul[1]] if name in ("Q8_0", "Q4_K", "IQ3_S", "F16") else []
+    kernels += [weights.repack, weights.embed] if name in ("Q8_0", "Q4_K", "IQ3_S", "F16") else []
 for kernel in kernels:
     if isinstance(kernel, Kernel):
         code = compiler.compile_kernel(kernel.make(), "kernel", isa.TARGET)
@@ -291,13 +318,12 @@ AARCH64 = "183"
 
 @pytest.mark.slow
 def test_kernels_compile_for_another_processor_and_call_what_they_may() -> None:
-    formats = ("BF16", *FORMATS[Isa.PORTABLE])
-    command = [sys.executable, "-c", FOREIGN, *formats]
+    command = [sys.executable, "-c", FOREIGN, *FORMATS]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     compiled = [line.split() for line in done.stdout.splitlines()]
-    assert len(compiled) > 3 * len(formats)
+    assert len(compiled) > 3 * len(FORMATS)
     assert {machine for _, machine, *_ in compiled} == {AARCH64}
     called = {name for _, _, *names in compiled for name in names}
     assert called and called <= set(SYMBOLS)

@@ -42,7 +42,8 @@ def test_a_chat_works_where_it_cannot_be_saved(tmp_path: Path, capsys: pytest.Ca
     assert blocked.read_text() == "a file where the folder should be"
 
 
-def test_stored_chats_can_be_read_where_they_cannot_be_written(tmp_path: Path) -> None:
+def test_stored_chats_can_be_read_where_they_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.chats.database.PATIENT_S", 0.1)
     path = tmp_path / "sessions.db"
     store = SessionStore(path)
     session = store.create("m", {})

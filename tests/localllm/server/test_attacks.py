@@ -21,7 +21,7 @@ resource = pytest.importorskip("resource", reason="Windows has no such module")
 
 MODEL = "stories260K-Q8_0"
 # Prologue that sets the time limit for request headers.
-HEADERS_IN = "from localllm.server import limits; limits.HEADER_SECONDS = {}"
+HEADERS_IN = "from localllm.server import serve; serve.HEADER_SECONDS = {}"
 SHORT = {"model": MODEL, "prompt": "Hi", "stream": False, "options": {"num_predict": 2}}
 
 
