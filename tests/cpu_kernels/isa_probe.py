@@ -18,7 +18,7 @@ import numpy as np
 
 from cpu_kernels import activations
 from cpu_kernels.formats.table import WEIGHT_FORMATS
-from cpu_kernels.isa import ISA
+from cpu_kernels.isa import ISA, POLICY
 from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, KVType
 from cpu_kernels.records import TILE_WIDTHS, Act
@@ -51,13 +51,13 @@ SHORT += [(attention.Shape(heads=2, group=4, size=32, tokens=40, rows=9, window=
 def products(formats: Sequence[str], interpreted: bool) -> tuple[dict[str, np.ndarray], list[str]]:
     """Results by format, and the names of those that depend on tile width or threads."""
     random = np.random.default_rng(11)
-    # More tiles than share one unpacked panel, the last one not full; two, for the interpreter.
+    # More tiles than share one unpacked panel, the last one not full; two, for the interpreter, if none do.
     x = random.standard_normal((4 * WIDEST + 1, K)).astype(np.float32)
     found, differing = {}, []
     for name in formats:
         whole = name == ALL_WIDTHS
         matrix = Matrix.pack(WEIGHT_FORMATS[name], random_weights(name, ROWS, K), K, 3, interpreted=not whole)
-        some = x[: WIDEST + 1] if interpreted else x
+        some = x[: WIDEST + 1] if interpreted and not POLICY.panel_tiles else x
         alone = matrix.multiply(some, WIDEST)
         found[name] = alone[:5]
         if whole:

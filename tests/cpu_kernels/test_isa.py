@@ -61,7 +61,9 @@ FORMATS = (
     "Q4_0",  # Q5_0, Q1_0, Q2_0
     "Q5_1",  # Q4_1
     "NVFP4",
-    "Q2_K",  # Q3_K, Q6_K
+    "Q2_K",
+    "Q3_K",
+    "Q6_K",
     "Q4_K",  # Q5_K
     "IQ3_S",  # the other I-quants
     "TQ1_0",  # TQ2_0

@@ -1,6 +1,6 @@
-"""A megabyte of worst-case text for each parser of foreign text: each takes linear time and reports what is wrong.
+"""400 kB of worst-case text for each parser of foreign text: each takes linear time and reports what is wrong.
 
-Runs in a child process, because a quadratic regular expression would hold the GIL for hours.
+Runs in a child process, because a quadratic regular expression would hold the GIL for an hour.
 """
 
 import subprocess
@@ -23,11 +23,11 @@ from localllm.settings import Settings, load_settings
 from localllm.text import columns_of, harmless, table
 from tests.waiting import PATIENCE_S
 
-MEGABYTE = 1_000_000
+SIZE = 400_000
 ROOT = Path(__file__).resolve().parents[3]
 
 TEXTS = [
-    (unit * (MEGABYTE // len(unit)))[:MEGABYTE]
+    (unit * (SIZE // len(unit)))[:SIZE]
     for unit in (
         "a",
         " ",
@@ -49,24 +49,26 @@ TEXTS = [
         "\u202e",
     )
 ]
-TEXTS += [unit * (MEGABYTE // len(unit)) for unit in ("-Q4_K", "-IQ1_A", "-00001-of-00002", "@a/", '{"a":', "[Errno 1")]
-TEMPLATES = [*TEXTS, "<|im_start|><|im_end|>" + "{{ x }}" * 100_000, "{{" + "a}" * 500_000]
+TEXTS += [unit * (SIZE // len(unit)) for unit in ("-Q4_K", "-IQ1_A", "-00001-of-00002", "@a/", '{"a":', "[Errno 1")]
+TEMPLATES = [*TEXTS, "<|im_start|><|im_end|>" + "{{ x }}" * (SIZE // 7), "{{" + "a}" * (SIZE // 2)]
 RECIPES = [
     *TEXTS,
-    'FROM a\nSYSTEM """' + "\n" * MEGABYTE,
-    'FROM a\nSYSTEM """' + '""\n' * 300_000,
-    "FROM a\n" + "#\n" * 500_000,
-    "FROM a\n" + "PARAMETER stop x\n" * 60_000,
-    "FROM a\n" + "LICENSE x\n" * 100_000,
-    "FROM a\nPARAMETER " + "a" * MEGABYTE + " 1",
-    "FROM a\nPARAMETER seed " + "9" * MEGABYTE,
+    'FROM a\nSYSTEM """' + "\n" * SIZE,
+    'FROM a\nSYSTEM """' + '""\n' * (SIZE // 3),
+    "FROM a\n" + "#\n" * (SIZE // 2),
+    "FROM a\n" + "PARAMETER stop x\n" * (SIZE // 17),
+    "FROM a\n" + "LICENSE x\n" * (SIZE // 10),
+    "FROM a\nPARAMETER " + "a" * SIZE + " 1",
+    "FROM a\nPARAMETER seed " + "9" * SIZE,
 ]
 JSONS = [
     *(text.encode() for text in TEXTS),
-    b'{"layers": ' + b"[" * MEGABYTE,
-    b'{"layers": [' + b'{"mediaType": "application/vnd.ollama.image.model"},' * 20_000 + b"{}]}",
-    b'{"layers": [{"mediaType": "application/vnd.ollama.image.model", "size": ' + b"9" * MEGABYTE + b"}]}",
-    b'{"sha": "ab", "siblings": [' + b'{"rfilename": "a.gguf", "lfs": {"size": 1, "sha256": "x"}},' * 15_000 + b"{}]}",
+    b'{"layers": ' + b"[" * SIZE,
+    b'{"layers": [' + b'{"mediaType": "application/vnd.ollama.image.model"},' * (SIZE // 52) + b"{}]}",
+    b'{"layers": [{"mediaType": "application/vnd.ollama.image.model", "size": ' + b"9" * SIZE + b"}]}",
+    b'{"sha": "ab", "siblings": ['
+    + b'{"rfilename": "a.gguf", "lfs": {"size": 1, "sha256": "x"}},' * (SIZE // 59)
+    + b"{}]}",
 ]
 
 
