@@ -29,8 +29,8 @@ from tests.cpu_kernels.kernel_harness import (
     Matrix,
     address,
     aligned,
+    extreme_weights,
     operation,
-    random_weights,
     run_on_threads,
 )
 
@@ -53,10 +53,11 @@ def products(formats: Sequence[str], interpreted: bool) -> tuple[dict[str, np.nd
     random = np.random.default_rng(11)
     # More tiles than share one unpacked panel, the last one not full; two, for the interpreter, if none do.
     x = random.standard_normal((4 * WIDEST + 1, K)).astype(np.float32)
+    x[1], x[2] = 1.0, -1.0  # the largest sums with the largest weights
     found, differing = {}, []
     for name in formats:
         whole = name == ALL_WIDTHS
-        matrix = Matrix.pack(WEIGHT_FORMATS[name], random_weights(name, ROWS, K), K, 3, interpreted=not whole)
+        matrix = Matrix.pack(WEIGHT_FORMATS[name], extreme_weights(name, ROWS, K), K, 3, interpreted=not whole)
         some = x[: WIDEST + 1] if interpreted and not POLICY.panel_tiles else x
         alone = matrix.multiply(some, WIDEST)
         found[name] = alone[:5]

@@ -92,6 +92,19 @@ def random_weights(name: str, rows: int, k: int, seed: int = 0) -> NDArray[np.ui
     return blocks.reshape(rows, -1)
 
 
+def extreme_weights(name: str, rows: int, k: int) -> NDArray[np.uint8]:
+    """Random rows, the first four with all bits clear, all set, and the largest signed and unsigned bytes."""
+    raw = random_weights(name, rows, k)
+    if name in HALF_OFFSETS:
+        items, size = sizes(name)
+        blocks = raw.reshape(rows, k // items, size)
+        factors = [offset + i for offset in HALF_OFFSETS[name] for i in (0, 1)]
+        others = np.setdiff1d(np.arange(size), factors)
+        for row, byte in enumerate((0x00, 0xFF, 0x80, 0x7F)):
+            blocks[row, :, others] = byte
+    return raw
+
+
 def dequantized(name: str, raw: NDArray[np.uint8]) -> Floats:
     if name in ("Q1_0", "Q2_0"):  # gguf.quants lacks them; tests of gguf_io compare ours with ggml
         return dequantize(raw, next(each for each in BLOCK_TYPES.values() if each.name == name))

@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 from kernel_harness import (
-    HALF_OFFSETS,
     Matrix,
     address,
     as_multiplied,
     dequantized,
+    extreme_weights,
     operation,
     random_weights,
     record,
     run_on_threads,
-    sizes,
 )
 
 from cpu_kernels.formats.table import WEIGHT_FORMATS
@@ -62,14 +61,7 @@ def test_products_are_those_of_the_quantised_activations(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_largest_sums_are_exact(name: str) -> None:
     """Rows with all bits clear and all bits set, with the largest activations: no intermediate sum overflows."""
-    raw = random_weights(name, 32, K)
-    if name in HALF_OFFSETS:
-        items, size = sizes(name)
-        blocks = raw.reshape(32, K // items, size)
-        factors = [offset + i for offset in HALF_OFFSETS[name] for i in (0, 1)]
-        others = np.setdiff1d(np.arange(size), factors)
-        blocks[0, :, others], blocks[1, :, others] = 0x00, 0xFF
-        blocks[2, :, others], blocks[3, :, others] = 0x80, 0x7F
+    raw = extreme_weights(name, 32, K)
     x = np.ones((4, K), np.float32)
     x[1], x[2, ::2], x[3, 2::4] = -1.0, -1.0, -1.0
     matrix, weights = Matrix.pack(WEIGHT_FORMATS[name], raw, K), dequantized(name, raw)
