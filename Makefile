@@ -44,7 +44,7 @@ WINDOWS ?= /tmp/localllm-windows
 WINDOWS_TESTS ?= tests/gguf_io \
 	$(patsubst %,tests/localllm/test_%.py,doctor extraction remedies settings stored text text_files) \
 	$(patsubst %,tests/localllm/packed/test_%.py,packed packed_names) \
-	$(patsubst %,tests/localllm/library/test_%.py,create go_translation listed_names lookup names own_store preview) \
+	$(patsubst %,tests/localllm/library/test_%.py,create go_translation listed_names lookup names own_store preview pull_faults) \
 	$(patsubst %,tests/localllm/cli/test_%.py,bench_command cost_command examples launch loadtest_command plan_command) \
 	$(patsubst %,tests/localllm/cli/test_%.py,plan_remote prompt reference show simulate_command terminal) \
 	$(patsubst %,tests/localllm/cli/test_%.py,run_remote unwritable_output) \
