@@ -1,6 +1,7 @@
 """The database: two programs at once, newer versions, damaged files, and deleted chats."""
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from pathlib import Path
@@ -38,7 +39,8 @@ def test_a_locked_database_costs_no_text_and_no_chat(make_app: MakeApp, store: S
             other.execute("ROLLBACK")
             await until(pilot, lambda: not (store.remember("a", "b"), store.unsaved)[1])
             await until(pilot, lambda: "not saved" not in str(chat.status_line.content))
-        (session,) = SessionStore(store.file).sessions()
+        with contextlib.closing(SessionStore(store.file)) as again:
+            (session,) = again.sessions()
         assert [message.content for message in store.path(session.id)] == ["Precious words", "One."]
 
     asyncio.run(flow())

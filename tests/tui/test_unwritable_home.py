@@ -1,6 +1,7 @@
 """The chat if its sessions cannot be saved: at the start, in the middle, and until it works again."""
 
 import asyncio
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def test_stored_chats_can_be_read_where_they_cannot_be_written(tmp_path: Path, m
     other.execute("ROLLBACK")
     other.close()
     store.close()
-    assert [each.title for each in SessionStore(path).sessions()] == ["Renamed"]
+    with contextlib.closing(SessionStore(path)) as again:
+        assert [each.title for each in again.sessions()] == ["Renamed"]
 
 
 def test_a_disk_that_fills_up_costs_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
