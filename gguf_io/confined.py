@@ -4,9 +4,9 @@ No check of such a file bounds the work it causes, so the operating system does:
 request and its memory, and lets it write no file and start no process. Exceeding the time ends it by a signal,
 exceeding the memory by an exit status. macOS cannot bound the memory, and Windows cannot forbid writing files.
 
-A request on the child's stdin is a JSON line {"kind": text, "bytes": N, "seconds": of CPU time} and N bytes, a reply on
-its stdout a JSON line, and then as many bytes as its number "raw" says, if it has one. The child imports this file, so
-it loads neither NumPy nor Jinja.
+The child writes an empty line once it is confined. A request on its stdin is a JSON line {"kind": text, "bytes": N,
+"seconds": of CPU time} and N bytes, a reply on its stdout a JSON line, and then as many bytes as its number "raw" says,
+if it has one. The child imports this file, so it loads neither NumPy nor Jinja.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gguf_io.interruption import POLL_S, checkpoint, held
@@ -26,6 +26,7 @@ from gguf_io.system import ABORTED, OUT_OF_TIME, OVERFLOWED, OWN_SESSION, confin
 
 Reply = dict[str, Any]
 
+START_SECONDS = 60.0  # for the child to start, before the time of its first request counts: others may be busy
 _EXIT_MEMORY = 77  # the child's exit status when memory ran out
 # -I ignores PYTHON* environment variables; passing the parent's search path makes the imports the same.
 _BOOTSTRAP = (
@@ -35,6 +36,10 @@ _BOOTSTRAP = (
 
 class ChildEndedError(Exception):
     """The child ended without an answer. The message says why, as in "it takes too long: ..."."""
+
+
+class ChildNotStartedError(ChildEndedError):
+    """The child did not start, whatever the request."""
 
 
 class ConfinedChild:
@@ -57,17 +62,14 @@ class ConfinedChild:
     def ask(self, kind: str, data: bytes, cpu_seconds: float, wall_seconds: float) -> Reply:
         """The worker's reply. Raises ChildEndedError if the child ended or hit a limit, OSError if it cannot start."""
         header = json.dumps({"kind": kind, "bytes": len(data), "seconds": cpu_seconds}).encode() + b"\n"
+        reply: Reply | None = None
         with held(self._lock):
-            process, ended, ending = self._running(), threading.Event(), threading.Lock()
+            process = self._running()
             until = time.monotonic() + wall_seconds
-            watched = (_watch, process, until, ended, ending)
-            threading.Thread(target=contextvars.copy_context().run, args=watched, daemon=True).start()
-            reply: Reply | None = None
             try:
-                reply = _converse(process, header, data, self._most_reply_bytes)
+                with _watched(process, until):
+                    reply = _converse(process, header, data, self._most_reply_bytes)
             finally:
-                with ending:
-                    ended.set()
                 if reply is None:  # it ended, or an interrupt left half an exchange
                     self.close()
         checkpoint()
@@ -92,7 +94,24 @@ class ConfinedChild:
                 **OWN_SESSION,
             )
             self._finalizer = weakref.finalize(self, _end, self.process)
+            self._await_start(self.process)
         return self.process
+
+    def _await_start(self, process: subprocess.Popen[bytes]) -> None:
+        """Read the child's first line. Raises ChildNotStartedError, and what cancels the work of this context."""
+        assert process.stdout is not None
+        until, line = time.monotonic() + START_SECONDS, b""
+        try:
+            with _watched(process, until):
+                line = process.stdout.readline()
+        finally:
+            if not line:
+                self.close()
+        if not line:
+            checkpoint()
+            late = f"had not started after {START_SECONDS:g} s and was stopped"
+            end = late if time.monotonic() > until else f"ended with status {process.returncode} when it started"
+            raise ChildNotStartedError(f"the process that works on it {end}")
 
     def _reason_of_end(self, status: int, cpu_seconds: float, waited: float) -> str:
         if waited:
@@ -124,6 +143,19 @@ class ConfinedChildren:
                 self._free.append(child)
 
 
+@contextlib.contextmanager
+def _watched(process: "subprocess.Popen[bytes]", until: float) -> Iterator[None]:
+    """Kill a process if the block has not ended at a time, or when the work of this context is cancelled."""
+    ended, ending = threading.Event(), threading.Lock()
+    watched = (_watch, process, until, ended, ending)
+    threading.Thread(target=contextvars.copy_context().run, args=watched, daemon=True).start()
+    try:
+        yield
+    finally:
+        with ending:
+            ended.set()
+
+
 def _watch(process: "subprocess.Popen[bytes]", until: float, ended: threading.Event, ending: threading.Lock) -> None:
     """Kill a process unless `ended` is set first: at a time, or when the work of this context is cancelled.
 
@@ -145,6 +177,8 @@ def _watch(process: "subprocess.Popen[bytes]", until: float, ended: threading.Ev
 def answer_requests(answer: Callable[[str, bytes], Reply], memory_bytes: int) -> None:
     """The worker's side: drop privileges, then reply to requests (kind, data) until stdin closes."""
     confine_this_process(memory_bytes)
+    sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
     while header := sys.stdin.buffer.readline():
         try:
             request = json.loads(header)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from gguf_io.confined import ChildEndedError, ConfinedChild, Reply
+from gguf_io.confined import ChildEndedError, ChildNotStartedError, ConfinedChild, Reply
 from gguf_io.system import NotRegularError, open_regular, pip_line
 from localllm.errors import LocalLLMError
 from localllm.extraction_worker import MAX_MEMORY_BYTES
@@ -128,7 +128,7 @@ class Extractor:
         try:
             reply = self.child.ask(kind, data, CPU_SECONDS, WALL_SECONDS)
         except ChildEndedError as error:
-            raise UnreadableError(f"{failed}: {error}") from None
+            raise UnreadableError(f"{failed}: {error}", lasting=not isinstance(error, ChildNotStartedError)) from None
         if "error" in reply:
             raise UnreadableError(f"{failed}: {shortened(str(reply['error']), 200)}")
         return reply

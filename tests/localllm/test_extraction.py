@@ -116,11 +116,20 @@ def test_a_reader_that_takes_too_long_is_ended_and_started_again(
     extractor: Extractor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extraction, "WALL_SECONDS", 0.5)
-    monkeypatch.setattr(confined, "_BOOTSTRAP", "import sys; sys.stdin.buffer.read()")
+    monkeypatch.setattr(confined, "_BOOTSTRAP", "import sys; print(flush=True); sys.stdin.buffer.read()")
     with pytest.raises(UnreadableError, match=r"takes too long"):
         of(extractor, "a.html", b"<p>x</p>")
     monkeypatch.undo()
     assert of(extractor, "a.html", b"<p>x</p>").pages == (("x",),)
+
+
+def test_a_reader_that_cannot_start_is_no_fault_of_the_file(
+    extractor: Extractor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confined, "_BOOTSTRAP", "raise SystemExit(3)")
+    with pytest.raises(UnreadableError, match="ended with status 3 when it started") as caught:
+        of(extractor, "a.html", b"<p>x</p>")
+    assert not caught.value.lasting
 
 
 def test_the_reader_has_bounds_of_the_system(extractor: Extractor) -> None:
