@@ -88,5 +88,5 @@ def test_a_child_that_starts_too_slowly_is_stopped(
     worker: Callable[[str], ConfinedChild], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confined, "START_SECONDS", 0.1)
-    with pytest.raises(ChildEndedError, match="had not started after 0.1 s"):
+    with pytest.raises(ChildEndedError, match=r"had not started after 0\.1 s"):
         worker("time.sleep(60)").ask("text", b"", cpu_seconds=5, wall_seconds=5)
