@@ -73,8 +73,11 @@ class AnswerStore:
             if not os.path.exists(path):
                 path.touch(mode=0o600)
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-            kind = self._db.execute("PRAGMA application_id").fetchone()[0]
-            if kind != APPLICATION_ID and self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            # In one statement, since another process may be creating it.
+            kind, tables = self._db.execute(
+                "SELECT application_id, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id"
+            ).fetchone()
+            if tables and kind != APPLICATION_ID:
                 self._db.close()
                 raise RequestError(f"{path} is another program's file. Move it elsewhere.")
             self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")

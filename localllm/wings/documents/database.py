@@ -137,9 +137,11 @@ def _opened(path: Path) -> sqlite3.Connection:
 def _is_current(db: sqlite3.Connection, path: Path) -> bool:
     """Whether the file is empty or an index of this version. Raises RequestError for another program's file."""
     try:
-        kind = db.execute("PRAGMA application_id").fetchone()[0]
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        # In one statement, since another process may be creating it.
+        kind, version, tables = db.execute(
+            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
+            "FROM pragma_application_id, pragma_user_version"
+        ).fetchone()
     except sqlite3.DatabaseError:
         return False  # damaged: rebuilding it only costs time
     if tables and kind != APPLICATION_ID:

@@ -1,5 +1,7 @@
 """The index of a folder: only changed files are read, missing ones are removed, and it is outside of the folder."""
 
+import contextlib
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -7,13 +9,15 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localllm.errors import RequestError
 from localllm.settings import indexes_folder
+from localllm.wings.documents import database
 from localllm.wings.documents import index as index_module
-from localllm.wings.documents.database import index_path
+from localllm.wings.documents.database import DocumentIndexError, index_path
 from localllm.wings.documents.index import DocumentIndex, IndexReport
 from localllm.wings.documents.search import find_excerpts
 from tests.pdf_files import pdf_of
@@ -242,6 +246,30 @@ def test_two_processes_index_one_after_the_other(folder: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         reports = pool.map(_index, [folder, folder])
     assert sorted(report.read for report in reports) == [0, 62]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_an_index_that_another_process_creates_meanwhile_is_opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """number: of the statement before which the other one tries to create it."""
+    connect, statements = sqlite3.connect, itertools.count()
+    monkeypatch.setattr(database, "BUSY_S", 0.0)
+
+    def create(_statement: str) -> None:
+        if next(statements) == number:
+            monkeypatch.setattr(sqlite3, "connect", connect)
+            with contextlib.suppress(DocumentIndexError):
+                DocumentIndex(folder).close()
+
+    def traced(*given: Any, **more: Any) -> sqlite3.Connection:
+        db = connect(*given, **more)
+        db.set_trace_callback(create)
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    with DocumentIndex(folder) as index:
+        assert index.update().read == 2
 
 
 def test_pages_of_a_pdf_have_lines_of_their_own(folder: Path) -> None:
