@@ -51,6 +51,10 @@ class Policy:
     # Tokens that one register tile may hold, at most five widths: a tile, the weights and their operands have to fit
     # into the registers.
     tile_widths: tuple[int, ...]
+    # Times of reading a group's weights from memory, and of a tile of each width but 1 whose weights are in the cache
+    # (cpu_kernels.program.choose_width). Measured with Q4_K on one thread of a Zen 5, in times of two tokens; Q8_0 is
+    # alike. Where nothing was measured, by tokens.
+    tile_times: tuple[float, ...]
     # Accumulators in a register tile of attention, limited for the same reason.
     attention_vectors: int
     # Added to signed bytes as they are stored, 128 if products take unsigned weights and 0 if signed ones.
@@ -77,6 +81,7 @@ class Policy:
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
 _WIDE, _NARROW = (1, 2, 4, 8, 12), (1, 2, 4)
+_BY_TOKENS = (1.0, 2.0, 4.0)
 _FAR = (6144, 8192, 12288)
 _AVX512_VNNI = Policy(
     requires=_AVX512 | {"avx512vnni"},
@@ -85,6 +90,7 @@ _AVX512_VNNI = Policy(
     tuning="+fast-dpwssd",
     vector_parts=1,
     tile_widths=_WIDE,
+    tile_times=(2.2, 1.0, 1.57, 2.85, 4.15),
     attention_vectors=8,
     sums_in_registers=True,
     multiplies_words=True,
@@ -99,6 +105,7 @@ POLICIES: Mapping[Isa, Policy] = {
         extras="+avxvnni",
         vector_parts=2,
         tile_widths=_NARROW,
+        tile_times=(1.6, 1.0, 1.65),
         attention_vectors=4,
         panel_tiles=4,
         interleaved_tiles=4,
@@ -109,6 +116,7 @@ POLICIES: Mapping[Isa, Policy] = {
         requires=_AVX512,
         extras="",
         tuning="",
+        tile_times=(2.05, 1.0, 1.81, 3.3, 4.9),
         byte_offset=0,
         int16_accumulators=True,
         multiplies_words=False,
@@ -118,6 +126,7 @@ POLICIES: Mapping[Isa, Policy] = {
         cpu="x86-64-v3",
         vector_parts=2,
         tile_widths=_NARROW,
+        tile_times=(1.35, 1.0, 1.85),
         attention_vectors=4,
         byte_offset=0,
         int16_accumulators=True,
@@ -131,6 +140,7 @@ POLICIES: Mapping[Isa, Policy] = {
         tuned_for="neoverse-v2",
         vector_parts=4,
         tile_widths=_NARROW,
+        tile_times=_BY_TOKENS,
         attention_vectors=4,
         byte_offset=0,
         panel_tiles=4,
@@ -140,6 +150,7 @@ POLICIES: Mapping[Isa, Policy] = {
         cpu="x86-64" if "x86" in _TRIPLE else "generic",
         vector_parts=4,
         tile_widths=_NARROW,
+        tile_times=_BY_TOKENS,
         attention_vectors=4,
         converts_halves=False,
     ),

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.arguments import Arguments
 from cpu_kernels.compile_children import CompileProgress
+from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Kernel, checked, compile_all
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Op, Stage, Step
@@ -127,10 +128,19 @@ class Program:
 
 
 def choose_width(rows: int) -> int:
-    """The tile width that computes the fewest lanes for this many rows; the widest if several do."""
+    """The tile width with which products of this many rows take the least time.
+
+    The first tile waits for the weights, which the others find in the cache. Of equally fast widths, the one with the
+    fewest tiles is taken, then the narrowest.
+    """
     if rows <= 1:
         return 1
-    return min((w for w in TILE_WIDTHS if w > 1), key=lambda w: (-(-rows // w) * w, -w))
+    reading, *times = POLICY.tile_times
+    choices = []
+    for width, time in zip(TILE_WIDTHS[1:], times, strict=True):
+        tiles = -(-rows // width)
+        choices.append((max(reading, time) + (tiles - 1) * time, tiles, width))
+    return min(choices)[2]
 
 
 def set_stage(step: NDArray[np.generic], stage: Stage, rows: int, width: int) -> None:
