@@ -18,13 +18,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from gguf_io.interruption import POLL_S, checkpoint, held
 from gguf_io.system import ABORTED, OUT_OF_TIME, OVERFLOWED, OWN_SESSION, confine_this_process, limit_processor_time
 
 Reply = dict[str, Any]
+T = TypeVar("T")
 
 START_SECONDS = 60.0  # for the child to start, before the time of its first request counts: others may be busy
 _EXIT_MEMORY = 77  # the child's exit status when memory ran out
@@ -62,19 +63,12 @@ class ConfinedChild:
     def ask(self, kind: str, data: bytes, cpu_seconds: float, wall_seconds: float) -> Reply:
         """The worker's reply. Raises ChildEndedError if the child ended or hit a limit, OSError if it cannot start."""
         header = json.dumps({"kind": kind, "bytes": len(data), "seconds": cpu_seconds}).encode() + b"\n"
-        reply: Reply | None = None
         with held(self._lock):
             process = self._running()
-            until = time.monotonic() + wall_seconds
-            try:
-                with _watched(process, until):
-                    reply = _converse(process, header, data, self._most_reply_bytes)
-            finally:
-                if reply is None:  # it ended, or an interrupt left half an exchange
-                    self.close()
-        checkpoint()
+            reply, waited = self._exchanged(
+                process, wall_seconds, lambda: _converse(process, header, data, self._most_reply_bytes)
+            )
         if reply is None:
-            waited = wall_seconds if time.monotonic() > until else 0.0
             raise ChildEndedError(self._reason_of_end(process.returncode, cpu_seconds, waited))
         return reply
 
@@ -99,19 +93,36 @@ class ConfinedChild:
 
     def _await_start(self, process: subprocess.Popen[bytes]) -> None:
         """Read the child's first line. Raises ChildNotStartedError, and what cancels the work of this context."""
-        assert process.stdout is not None
-        until, line = time.monotonic() + START_SECONDS, b""
-        try:
-            with _watched(process, until):
-                line = process.stdout.readline()
-        finally:
-            if not line:
-                self.close()
-        if not line:
-            checkpoint()
-            late = f"had not started after {START_SECONDS:g} s and was stopped"
-            end = late if time.monotonic() > until else f"ended with status {process.returncode} when it started"
+        stdout = process.stdout
+        assert stdout is not None
+        line, waited = self._exchanged(process, START_SECONDS, lambda: stdout.readline() or None)
+        if line is None:
+            late = f"had not started after {waited:g} s and was stopped"
+            end = late if waited else f"ended with status {process.returncode} when it started"
             raise ChildNotStartedError(f"the process that works on it {end}")
+
+    def _exchanged(
+        self, process: subprocess.Popen[bytes], seconds: float, exchange: Callable[[], T | None]
+    ) -> tuple[T | None, float]:
+        """What an exchange with the child returns, and `seconds` if they have passed, else 0.
+
+        The child is killed if they pass before the exchange has ended, and closed if that returns None or raises.
+        Raises what cancels the work of this context.
+        """
+        ended, ending = threading.Event(), threading.Lock()
+        until = time.monotonic() + seconds
+        watched = (_watch, process, until, ended, ending)
+        threading.Thread(target=contextvars.copy_context().run, args=watched, daemon=True).start()
+        found: T | None = None
+        try:
+            found = exchange()
+        finally:
+            with ending:
+                ended.set()
+            if found is None:  # it ended, or an interrupt left half an exchange
+                self.close()
+        checkpoint()
+        return found, seconds if time.monotonic() > until else 0.0
 
     def _reason_of_end(self, status: int, cpu_seconds: float, waited: float) -> str:
         if waited:
@@ -141,19 +152,6 @@ class ConfinedChildren:
                 return child.ask(kind, data, cpu_seconds, wall_seconds)
             finally:
                 self._free.append(child)
-
-
-@contextlib.contextmanager
-def _watched(process: "subprocess.Popen[bytes]", until: float) -> Iterator[None]:
-    """Kill a process if the block has not ended at a time, or when the work of this context is cancelled."""
-    ended, ending = threading.Event(), threading.Lock()
-    watched = (_watch, process, until, ended, ending)
-    threading.Thread(target=contextvars.copy_context().run, args=watched, daemon=True).start()
-    try:
-        yield
-    finally:
-        with ending:
-            ended.set()
 
 
 def _watch(process: "subprocess.Popen[bytes]", until: float, ended: threading.Event, ending: threading.Lock) -> None:
