@@ -13,12 +13,14 @@ import contextlib
 import contextvars
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from gguf_io.interruption import POLL_S, checkpoint, held
@@ -26,6 +28,7 @@ from gguf_io.system import ABORTED, OUT_OF_TIME, OVERFLOWED, OWN_SESSION, confin
 
 Reply = dict[str, Any]
 T = TypeVar("T")
+_Exchanges = queue.SimpleQueue[Callable[[], None] | None]  # each watches an exchange until it ends; None: no more
 
 START_SECONDS = 60.0  # for the child to start, before the time of its first request counts: others may be busy
 _EXIT_MEMORY = 77  # the child's exit status when memory ran out
@@ -59,6 +62,7 @@ class ConfinedChild:
         self._lock = threading.Semaphore()
         self._finalizer: weakref.finalize[..., ConfinedChild] | None = None  # ends the process, once
         self.process: subprocess.Popen[bytes] | None = None
+        self._exchanges: _Exchanges = queue.SimpleQueue()  # of the process, for the thread that watches it
 
     def ask(self, kind: str, data: bytes, cpu_seconds: float, wall_seconds: float) -> Reply:
         """The worker's reply. Raises ChildEndedError if the child ended or hit a limit, OSError if it cannot start."""
@@ -87,7 +91,9 @@ class ConfinedChild:
                 stderr=subprocess.DEVNULL,  # libraries' warnings about untrusted files
                 **OWN_SESSION,
             )
-            self._finalizer = weakref.finalize(self, _end, self.process)
+            self._exchanges = queue.SimpleQueue()
+            threading.Thread(target=_watch_all, args=(self._exchanges,), daemon=True).start()
+            self._finalizer = weakref.finalize(self, _end, self.process, self._exchanges)
             self._await_start(self.process)
         return self.process
 
@@ -111,8 +117,7 @@ class ConfinedChild:
         """
         ended, ending = threading.Event(), threading.Lock()
         until = time.monotonic() + seconds
-        watched = (_watch, process, until, ended, ending)
-        threading.Thread(target=contextvars.copy_context().run, args=watched, daemon=True).start()
+        self._exchanges.put(partial(contextvars.copy_context().run, _watch, process, until, ended, ending))
         found: T | None = None
         try:
             found = exchange()
@@ -152,6 +157,12 @@ class ConfinedChildren:
                 return child.ask(kind, data, cpu_seconds, wall_seconds)
             finally:
                 self._free.append(child)
+
+
+def _watch_all(exchanges: _Exchanges) -> None:
+    """Watch a process's exchanges, one after the other."""
+    for watch in iter(exchanges.get, None):
+        watch()
 
 
 def _watch(process: "subprocess.Popen[bytes]", until: float, ended: threading.Event, ending: threading.Lock) -> None:
@@ -214,7 +225,8 @@ def _converse(process: subprocess.Popen[bytes], header: bytes, data: bytes, most
     return reply
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], exchanges: _Exchanges) -> None:
+    exchanges.put(None)
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
