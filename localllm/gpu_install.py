@@ -141,7 +141,11 @@ def _links(client: httpx2.Client, page: str) -> list[str]:
                 raise RequestError(f"{page} is longer than an index can be.")
         anchors = _Anchors()
         anchors.feed(data.decode("utf-8", "replace"))
-        return [urljoin(str(response.url), link) for link in anchors.found]
+        found = []
+        for link in anchors.found:
+            with suppress(ValueError):  # a malformed link leads to no wheel
+                found.append(urljoin(str(response.url), link))
+        return found
 
 
 def _download(client: httpx2.Client, wheel: Wheel, path: Path, progress: Progress) -> None:

@@ -219,7 +219,10 @@ class _Push:
         given = answer.headers.get("location") or url
         if given is None:
             raise PushError(f"{answer.url.host} does not say where to send a blob. Is it a registry?")
-        target = answer.url.join(given)
+        try:
+            target = answer.url.join(given)
+        except httpx2.InvalidURL as error:
+            raise PushError(f"{answer.url.host} sends the upload to an invalid address: {error}.") from error
         if (target.scheme, target.host) != (answer.url.scheme, answer.url.host):
             raise PushError(f"{answer.url.host} sends the upload elsewhere, to {target.host}, which is not supported.")
         return str(target)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import httpx2
 
 from localllm.errors import reason
-from localllm.library.errors import PullError
+from localllm.library.errors import LibraryError, PullError
 
 MAX_REDIRECTS = 5
 MAX_FAILURES = 6  # in a row, without a byte between them
@@ -48,13 +48,19 @@ class PassingError(Exception):
 
 
 def new_client() -> httpx2.Client:
-    """A client for all requests of one pull; thread-safe."""
-    return httpx2.Client(
-        timeout=httpx2.Timeout(STALL_S, connect=15.0, pool=None),
-        follow_redirects=False,
-        # Ranges count bytes as stored, so the content must not be compressed.
-        headers={"User-Agent": f"localllm/{version('localllm')}", "Accept-Encoding": "identity"},
-    )
+    """A client for all requests of one pull; thread-safe. Raises LibraryError if the environment's proxy is invalid."""
+    try:
+        return httpx2.Client(
+            timeout=httpx2.Timeout(STALL_S, connect=15.0, pool=None),
+            follow_redirects=False,
+            # Ranges count bytes as stored, so the content must not be compressed.
+            headers={"User-Agent": f"localllm/{version('localllm')}", "Accept-Encoding": "identity"},
+        )
+    except (httpx2.InvalidURL, ValueError, ImportError) as error:  # ImportError: SOCKS without the package socksio
+        raise LibraryError(
+            f"The proxy that the environment names cannot be used: {str(error).rstrip('.')}. "
+            "Correct or unset HTTPS_PROXY, HTTP_PROXY and ALL_PROXY."
+        ) from error
 
 
 @contextmanager
@@ -63,9 +69,9 @@ def get(client: httpx2.Client, remote: Remote, headers: Mapping[str, str]) -> It
 
     Raises PassingError for network failures, and PullError for redirects that are endless or lead from https to http.
     """
-    url = httpx2.URL(remote.url)
-    home = _origin(url)
     try:
+        url = httpx2.URL(remote.url)
+        home = _origin(url)
         for _ in range(MAX_REDIRECTS + 1):
             sent = dict(headers)
             if remote.token and _origin(url) == home:

@@ -73,6 +73,7 @@ class Endpoint:
         try:
             parts = split_address(address)
             named = parts.port
+            (parts.hostname or "").encode("idna")  # as connecting does it
         except ValueError as error:
             raise invalid from error
         host = parts.hostname or ("127.0.0.1" if named else "")  # :PORT is one of this machine

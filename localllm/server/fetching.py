@@ -66,7 +66,10 @@ class Fetcher:
                 except (OSError, http.client.HTTPException, UnicodeError) as error:
                     why = "it took too long" if kept.is_over else "the connection failed"
                     raise _refused(host, why) from error
-                url = urljoin(url, answer)
+                try:
+                    url = urljoin(url, answer)
+                except ValueError as error:
+                    raise _refused(host, "it redirects to an invalid URL") from error
         raise _refused(host, f"there are more than {MOST_REDIRECTS} redirects")
 
     def _get(self, parts: SplitResult, kept: "_Deadline") -> bytes | str:

@@ -234,6 +234,7 @@ def test_only_wheels_for_this_system_and_version_count(index: Index, monkeypatch
         assert "'-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=90'" in str(caught.value)
         assert "install --no-cache-dir --no-binary llama-cpp-python --force-reinstall" in str(caught.value)
         index.routes["/llama-cpp-python/"] += (
+            '<a href="http://[x">malformed</a>'
             f'<a href="x/llama_cpp_python-{VERSION}%2Bcu130-py3-none-any.whl">'.encode()
         )
         found = gpu_install.find_wheel(client, BUILDS[0], [H100], index.url, None)

@@ -589,6 +589,12 @@ def test_what_cannot_be_given_to_the_model_is_refused_in_words(play: Callable[..
             (acp.image_block("no base64", "image/png"), "is not base64"),
             (acp.resource_link_block("data.bin", (folder / "data.bin").as_uri()), "is not UTF-8 text"),
             (acp.resource_block(acp.embedded_blob_resource("file:///x.pdf", "AAAA")), "x.pdf: cannot be read as PDF"),
+            (acp.resource_link_block("a", "file://[x"), "'file://[x' is not a valid URI: Invalid IPv6 URL"),
+            (acp.resource_link_block("a", "http://[x"), "'http://[x' is not a valid URI"),
+            (acp.resource_link_block("a", "file:///a%00b"), "'file:///a%00b' is not a valid URI"),
+            (acp.image_block(base64.b64encode(PNG).decode(), "image/png", uri="file://[x"), "is not a valid URI"),
+            (acp.resource_block(acp.embedded_text_resource("file://[x", "text")), "is not a valid URI"),
+            (acp.resource_block(acp.embedded_blob_resource("file://[x", "AAAA")), "is not a valid URI"),
             ("  ", "The prompt is empty"),
         ):
             assert words in await refused(say(agent, session, block))

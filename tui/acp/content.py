@@ -26,6 +26,7 @@ from localllm.answer.tool_calls import ToolCall
 from localllm.chats import Attachment, Message, Role
 from localllm.chats.attaching import attachments_of, medium_of
 from localllm.errors import RequestError
+from localllm.text import shortened
 from tui.attachments import attachments_at, counted
 from tui.backend import Backend
 
@@ -61,22 +62,22 @@ def read_prompt(blocks: Blocks, folder: Folder, backend: Backend) -> tuple[str, 
                 texts.append(block.text)
                 continue
             case schema.ImageContentBlock():
-                name = _name(block.uri, folder) if block.uri else f"picture-{len(files) + 1}"
+                name = _resource(block.uri, folder)[0] if block.uri else f"picture-{len(files) + 1}"
                 files[name] = (medium_of(name, _decoded(name, block.data)),)
             case schema.AudioContentBlock():
                 name = f"sound-{len(files) + 1}"
                 files[name] = (medium_of(name, _decoded(name, block.data)),)
             case schema.ResourceContentBlock():
-                name, path = _name(block.uri, folder), _path(block.uri)
+                name, path = _resource(block.uri, folder)
                 if path is not None and (text := folder.files.unsaved(path)) is not None:
                     files[name] = (Attachment(name, text),)
                 elif path is not None and os.path.isfile(path):
                     files[name] = attachments_at(name, path)
             case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as resource):
-                name = _name(resource.uri, folder)
+                name, _ = _resource(resource.uri, folder)
                 files[name] = (Attachment(name, resource.text),)
             case schema.EmbeddedResourceContentBlock():
-                name = _name(block.resource.uri, folder)
+                name, _ = _resource(block.resource.uri, folder)
                 files[name] = attachments_of(name, _decoded(name, block.resource.blob))
         texts.append(f'@"{name}"' if " " in name else f"@{name}")
     text = "".join(texts).strip()
@@ -171,19 +172,23 @@ def call_id(place: int) -> str:
     return f"call-{place}"
 
 
-def _path(uri: str) -> Path | None:
-    """The file that a URI names; None for other schemes."""
-    return Path(file_of_url(uri)) if urlsplit(uri).scheme == "file" else None
+def _resource(uri: str, folder: Folder) -> tuple[str, Path | None]:
+    """A resource's name for the model, and its path if it is a file. Raises RequestError for a malformed URI.
 
-
-def _name(uri: str, folder: Folder) -> str:
-    """A resource's name for the model: a path relative to the folder if it is in it, with the lines that are meant."""
-    path, fragment = _path(uri), urlsplit(uri).fragment
-    if path is None:
-        return uri
-    real = Path(os.path.realpath(path))
+    A file's name is its path, relative to the folder if it is in it, with the lines that are meant.
+    """
+    try:
+        parts = urlsplit(uri)
+        if parts.scheme != "file":
+            return uri, None
+        path = Path(file_of_url(uri))
+        real = Path(os.path.realpath(path))
+    except ValueError as error:  # also for a path with a null byte
+        raise RequestError(
+            f"{shortened(uri)!r} is not a valid URI: {error}. Send one such as file:///notes/plan.txt."
+        ) from error
     name = folder.name(real) if folder.root in real.parents else str(path)
-    return f"{name}#{fragment}" if fragment else name
+    return (f"{name}#{parts.fragment}" if parts.fragment else name), path
 
 
 def _decoded(name: str, data: str) -> bytes:

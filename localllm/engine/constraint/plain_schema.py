@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote, unquote, urldefrag, urljoin
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 import jsonschema_rs
 
@@ -201,7 +201,7 @@ class _Copy:
     def _base(self, schema: Mapping[str, Any], base: str) -> str:
         own = schema.get("$id", schema.get("id") if self.is_old else None)
         is_place = isinstance(own, str) and (not self.is_old or "$ref" not in schema)
-        return urldefrag(_joined(base, own)).url if is_place and not own.startswith("#") else base
+        return _resolved(base, own)[0] if is_place and not own.startswith("#") else base
 
     def _value(self, key: str, value: Any, path: str, base: str, depth: int) -> Any:
         if key == "patternProperties" and isinstance(value, Mapping):
@@ -285,7 +285,7 @@ class _Copy:
         """The schema at a reference, and its base URI."""
         if not self._places:
             self._index(self.root, "")
-        uri, fragment = urldefrag(_joined(base, reference))
+        uri, fragment = _resolved(base, reference)
         if not fragment.startswith("/"):
             return self._places.get(f"{uri}#{unquote(fragment)}")
         found = self._places.get(f"{uri}#")
@@ -348,10 +348,19 @@ def _translate_types(found: dict[str, Any]) -> None:
         found["allOf"] = [*found.get("allOf", []), {"anyOf": choices}]
 
 
-def _joined(base: str, reference: str) -> str:
-    if reference.startswith("#") or not reference:
-        return base + reference
-    return urljoin(base, reference) if base else reference
+def _resolved(base: str, reference: str) -> tuple[str, str]:
+    """The URI and the fragment of a reference relative to a base URI. Raises RequestError if it is malformed."""
+    try:
+        if reference.startswith("#") or not reference:
+            return urldefrag(base + reference)
+        whole = urljoin(base, reference) if base else reference
+        urlsplit(whole)  # the other functions do not check every text
+        return urldefrag(whole)
+    except ValueError as error:
+        raise RequestError(
+            f"The JSON Schema has {shortened(reference)!r} as an $id or reference, which is not a valid URI: {error}. "
+            "Correct it."
+        ) from error
 
 
 def _step(name: str) -> str:

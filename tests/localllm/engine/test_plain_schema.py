@@ -170,6 +170,21 @@ def test_references_to_what_is_not_there_are_refused(reference: str) -> None:
         plain({"properties": {"a": {"enum": ["x"]}, "b": {"$ref": reference}}})
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$id": "http://[x", "properties": {"a": {"$ref": "b"}}},
+        {"$id": "http://a.b/", "properties": {"a": {"$ref": "http://[x"}}},
+        {"$id": "http://a.b/", "properties": {"a": {"$dynamicRef": "http://[x#b"}}},
+        {"properties": {"a": {"$ref": "http://[x#/b"}}},
+        {"$id": "http://a.b/", "properties": {"a": {"$id": "//[x", "$ref": "#"}}},
+    ],
+)
+def test_malformed_uris_are_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"\[x.*is not a valid URI"):
+        plain(schema)
+
+
 def test_draft_3_is_not_read_into_a_newer_draft() -> None:
     schema = {"extends": "a word", "divisibleBy": 2, "disallow": ["null"]}
     assert plain({**schema, "$schema": "https://json-schema.org/draft/2020-12/schema"}) == schema

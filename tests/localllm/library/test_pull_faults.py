@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from localllm.library.errors import LibraryError, PullError
 from localllm.library.partial import PartialFile
 from localllm.library.pull import pull
+from localllm.library.web import Remote, get, new_client
 from tests.localllm.library.model_server import Answer, ModelServer, cut, refuse
 from tests.localllm.library.store_contents import SETTINGS, no_model_and_no_half_file, stored
 
@@ -250,6 +252,24 @@ def test_redirects_that_lead_nowhere_end(server: ModelServer, home: Path, target
         pull(f"{server.host}/library/x", SETTINGS)
     assert len(server.requests) <= 6
     no_model_and_no_half_file(home)
+
+
+@pytest.mark.parametrize("proxy", ["http://a:b", "socks9://host", "socks5://host"])
+def test_a_proxy_that_cannot_be_used_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    if proxy.startswith("socks5"):
+        monkeypatch.setitem(sys.modules, "socksio", None)  # as if it was not installed
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with pytest.raises(LibraryError, match=r"The proxy that the environment names cannot be used: .*Correct or unset"):
+        pull("hf.co/user/model", SETTINGS)
+
+
+def test_an_address_that_is_malformed_is_refused() -> None:
+    with (
+        new_client() as client,
+        pytest.raises(PullError, match="is not an address"),
+        get(client, Remote("http://a:b/"), {}),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

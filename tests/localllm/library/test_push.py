@@ -141,6 +141,14 @@ def test_refusals(
     assert registry.manifests == {}
 
 
+def test_an_upload_to_an_invalid_address(
+    registry: PushRegistry, name: ModelName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_upload", lambda *_: (202, {"Location": "http://a:b/"}, b""))
+    with pytest.raises(PushError, match="sends the upload to an invalid address: Invalid port: 'b'"):
+        pushed(name)
+
+
 def test_a_push_that_is_stopped(registry: PushRegistry, name: ModelName) -> None:
     def stop(status: PullStatus) -> None:
         if status.digest:

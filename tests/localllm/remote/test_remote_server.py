@@ -204,7 +204,20 @@ def test_addresses(address: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", ":", ":0", "ftp://host", "http://", "host:port", "host:0", "http://[::1", "http://host/v1?key=x"]
+    "address",
+    [
+        "",
+        ":",
+        ":0",
+        "ftp://host",
+        "http://",
+        "host:port",
+        "host:0",
+        "http://[::1",
+        "http://host/v1?key=x",
+        "a..b",
+        f"http://{'a' * 64}.test",
+    ],
 )
 def test_invalid_addresses_are_refused(address: str) -> None:
     with pytest.raises(RemoteError, match="is not a server's address"):

@@ -168,6 +168,11 @@ def test_what_is_not_fetched(fetcher: Fetcher, url: str, words: str) -> None:
     assert PUBLIC not in str(refused.value) and "10.0.0.7" not in str(refused.value)
 
 
+def test_a_redirect_to_an_invalid_url_is_refused(fetcher: Fetcher) -> None:
+    with pytest.raises(ApiError, match=r"example\.test cannot be fetched: it redirects to an invalid URL"):
+        fetcher.fetch("http://example.test/to/http:~~[x")
+
+
 def test_redirects_end(fetcher: Fetcher) -> None:
     with pytest.raises(ApiError, match="more than 3 redirects"):
         fetcher.fetch("http://example.test/to/~to~~to~~to~~to~~png")
