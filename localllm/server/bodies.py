@@ -12,7 +12,7 @@ from dataclasses import Field as DataclassField
 from dataclasses import fields as dataclass_fields
 from functools import cache, lru_cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     AliasChoices,
@@ -82,8 +82,8 @@ BANNED = -100  # a logit_bias of this or less bans the token
 WITHOUT_EFFECT = frozenset(
     {
         "access_programs", "anthropic_beta", "anthropic_version", "betas", "billing_policy", "client_metadata",
-        "context_management", "diagnostics", "id_slot", "include", "inference_geo", "metadata", "n_cache_reuse",
-        "prediction", "prompt_cache_options", "safety_identifier", "speed", "store", "stream_options",
+        "context_management", "diagnostics", "id_slot", "include", "include_obfuscation", "inference_geo", "metadata",
+        "n_cache_reuse", "prediction", "prompt_cache_options", "safety_identifier", "speed", "store", "stream_options",
         "t_max_prompt_ms", "usage", "user", "user_profile_id", "workspace_id",
     }
 )  # fmt: skip
@@ -155,11 +155,13 @@ def note_unknown(names: Collection[str], what: str, level: int, hint: Callable[[
 
 
 class Body(BaseModel):
-    """A request's body. true and false are no numbers.
+    """A request's body, or a part of one. true and false are no numbers.
 
-    Unknown fields are ignored and logged once; the answer names those of the request itself. A field that is null has
-    its default, as in Ollama and llama.cpp's server.
+    Unknown fields are ignored and logged once; the answer names those of the request itself and of its parameters. A
+    field that is null has its default, as in Ollama and llama.cpp's server.
     """
+
+    parameter: ClassVar[str] = ""  # the request's parameter that is such an object
 
     model_config = ConfigDict(protected_namespaces=(), populate_by_name=True)
 
@@ -176,9 +178,10 @@ class Body(BaseModel):
         if isinstance(given, dict) and cls.model_config.get("extra") != "allow":
             unknown = given.keys() - cls.model_fields.keys() - _aliases(cls)
             asked = {name for name in unknown - WITHOUT_EFFECT if given[name] is not None}
-            told = asked if "model" in cls.model_fields else set()  # not in each message and tool
-            note_unknown(told, f"field {{}} of {cls.__name__}", logging.WARNING)
-            note_unknown(unknown - told, f"field {{}} of {cls.__name__}", logging.INFO)
+            told = asked if cls.parameter or "model" in cls.model_fields else set()  # not in each message and tool
+            what = f"field {{}} of {cls.parameter or cls.__name__}"
+            note_unknown(told, what, logging.WARNING)
+            note_unknown(unknown - told, what, logging.INFO)
         return given
 
     @field_validator("*", mode="before")
@@ -328,6 +331,7 @@ class Extensions(SamplingFields, ComputedBody):
 class StreamOptions(Body):
     """include_usage: whether a last chunk reports token counts."""
 
+    parameter = "stream_options"
     include_usage: bool = False
 
 

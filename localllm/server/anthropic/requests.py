@@ -68,8 +68,16 @@ class AnthropicTool(Body):
 class OutputConfig(Body):
     """format: a JSON Schema that the answer must fit. effort: how much to reason."""
 
+    parameter = "output_config"
     format: Object | None = None
     effort: Annotated[str, Field(max_length=32)] | None = None
+
+
+class Thinking(Body):
+    """type: enabled, adaptive or disabled; any other is the model's default."""
+
+    parameter = "thinking"
+    type: Any = None
 
 
 class CountBody(NamedBody):
@@ -79,7 +87,7 @@ class CountBody(NamedBody):
     system: str | Objects | None = None
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Object | None = None
-    thinking: Object | None = None
+    thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: Object | None = None
 
@@ -268,7 +276,7 @@ def _named(tool: AnthropicTool) -> AnthropicTool:
 
 def _thinking(body: CountBody) -> Object:
     """The fields about thinking. Models that cannot think may skip it, since clients ask every model to think."""
-    kind = (body.thinking or {}).get("type")
+    kind = body.thinking and body.thinking.type
     if kind == "disabled":
         return {"think": False}
     effort = body.output_config.effort if body.output_config else None

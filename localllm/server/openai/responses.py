@@ -136,7 +136,7 @@ def responses_request(body: ResponsesBody, items: Sequence[Object]) -> AnswerReq
         one_call=body.parallel_tool_calls is False,
         think=think_of(body.reasoning.effort if body.reasoning else None),
         may_skip_thinking=True,
-        format=format_of((body.text or {}).get("format")),
+        format=format_of(body.text and body.text.format),
         max_tokens=body.max_output_tokens,
         **fields,
     )
@@ -368,7 +368,7 @@ def _begun(body: ResponsesBody) -> Object:
         **({"conversation": {"id": conversation_id(body)}} if body.conversation else {}),
         "store": body.store is not False,
         "temperature": sampling.get("temperature", 1.0),
-        "text": body.text or {"format": {"type": "text"}},
+        "text": {"format": (body.text and body.text.format) or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "top_logprobs": body.top_logprobs or 0,
         "tools": body.tools or [],

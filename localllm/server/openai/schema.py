@@ -24,8 +24,16 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ul
 class Reasoning(Body):
     """effort: how much to reason. summary: of any kind, asks for reasoning as a summary."""
 
+    parameter = "reasoning"
     effort: Effort | None = None
     summary: str | None = None
+
+
+class TextOptions(Body):
+    """format: what the answer must fit, see `wire.format_of`."""
+
+    parameter = "text"
+    format: Any = None
 
 
 class Constrained(Sampled):
@@ -123,7 +131,7 @@ class ResponsesBody(Timed):
     stream: bool | None = None
     max_output_tokens: Limit | None = None
     reasoning: Reasoning | None = None
-    text: Object | None = None
+    text: TextOptions | None = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = None
     store: bool | None = None
     parallel_tool_calls: bool | None = None

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from localllm.server import bodies
-from localllm.server.bodies import Body, log_ignored
+from localllm.server.anthropic.requests import MessagesBody
+from localllm.server.bodies import IGNORED, Body, log_ignored
 from localllm.server.llama_cpp import routes as llama_cpp
 from localllm.server.ollama import schema as ollama
 from localllm.server.openai import schema as openai
+
+HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,28 @@ def test_sampling_has_no_effect_on_vectors_and_ranks(
     with caplog.at_level(logging.INFO):
         body.model_validate({"model": "m", "keep_alive": 1, **fields, **ignored})
     assert sorted(caplog.messages) == sorted(f"ignored: field {name!r} of {body.__name__}" for name in ignored)
+
+
+@pytest.mark.parametrize(
+    ("body", "fields", "warning"),
+    [
+        (openai.ResponsesBody, {"text": {"format": {"type": "text"}, "verbosity": "low"}}, "'verbosity' of text"),
+        (openai.ResponsesBody, {"reasoning": {"effort": "low", "context": "auto"}}, "'context' of reasoning"),
+        (openai.ChatBody, {"messages": HI, "reasoning": {"exclude": True}}, "'exclude' of reasoning"),
+        (openai.ChatBody, {"messages": HI, "stream_options": {"include_obfuscation": False, "every": 2}}, "'every' of"),
+        (
+            MessagesBody,
+            {"messages": HI, "max_tokens": 1, "thinking": {"type": "enabled", "budget_tokens": 9}},
+            "budget",
+        ),
+        (MessagesBody, {"messages": HI, "max_tokens": 1, "output_config": {"task": None, "length": 5}}, "'length' of"),
+    ],
+)
+def test_the_answer_names_ignored_fields_of_parameters(body: type[Body], fields: dict[str, Any], warning: str) -> None:
+    ignored: list[str] = []
+    token = IGNORED.set(ignored)
+    try:
+        body.model_validate({"model": "m", **fields})
+    finally:
+        IGNORED.reset(token)
+    assert len(ignored) == 1 and warning in ignored[0]
