@@ -545,10 +545,10 @@ class Engine:
         return bool(ended)
 
     def _end(self, generation: Generation) -> None:
+        counts, prefilled = generation.counts, generation.prefilled
         self.scheduler.remove(generation)
-        counts = generation.counts
         self._totals.update(
-            prompt=counts.prompt,
+            prompt=prefilled,
             memory=counts.cached_memory,
             disk=counts.cached_disk,
             generated=counts.generated,

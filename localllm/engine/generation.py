@@ -136,6 +136,13 @@ class Generation:
         )
 
     @property
+    def prefilled(self) -> int:
+        """Prompt tokens that are computed or reused: all of them once the first token has been sampled."""
+        counts = self.counts
+        processed = max(self.sequence.computed, counts.cached)  # nothing is computed after a preemption
+        return min(processed, counts.prompt) if self.writer.first_token is None else counts.prompt
+
+    @property
     def unscored(self) -> int:
         """How many of the next rows predict a prompt token whose log-probability is requested."""
         ahead = len(self._prompt.tokens) - 1 - self.sequence.computed

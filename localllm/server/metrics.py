@@ -134,7 +134,7 @@ _OF_ENGINES: tuple[tuple[str, type[GaugeMetricFamily | CounterMetricFamily], str
     ("page_bytes", GaugeMetricFamily, "kv_page_bytes", "Bytes of a KV page."),
     ("window_pages", GaugeMetricFamily, "kv_window_pages", "What layers with a window take, in KV pages."),
     ("kept_window_pages", GaugeMetricFamily, "kv_kept_window_pages", "Windows kept while there is room, in KV pages."),
-    ("prompt_tokens", CounterMetricFamily, "prompt_tokens", "Prompt tokens, cached ones included."),
+    ("prompt_tokens", CounterMetricFamily, "prompt_tokens", "Prompt tokens processed, cached ones included."),
     ("generated_tokens", CounterMetricFamily, "generated_tokens", "Tokens generated."),
     ("drafted_tokens", CounterMetricFamily, "drafted_tokens", "Tokens drafted speculatively."),
     ("accepted_tokens", CounterMetricFamily, "accepted_tokens", "Drafted tokens that were accepted."),

@@ -51,6 +51,16 @@ def test_answers_are_those_of_the_history() -> None:
     assert done.last.counts.prompt == 39 and done.last.counts.generated == 6
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "policy"), [(6, ContextPolicy.REFUSE), (0, ContextPolicy.REFUSE), (200, ContextPolicy.ROLLING)]
+)
+def test_the_prompt_is_counted_once_it_is_computed(max_tokens: int, policy: ContextPolicy) -> None:
+    engine = Engine(FakeRunner(), FakeVocabulary(), context_limit=64)
+    engine.submit(request(*range(1, 40), max_tokens=max_tokens, context_policy=policy, ignore_eos=True))
+    run_all(engine)
+    assert engine.stats().prompt_tokens == 39
+
+
 def test_second_turn_computes_only_what_is_new() -> None:
     runner = FakeRunner()
     engine = Engine(runner, FakeVocabulary())
@@ -133,6 +143,7 @@ def test_cancel_in_queue_prefill_and_decode() -> None:
     computed = runner.rows_computed
     running.cancel()
     run_all(engine)
+    assert engine.stats().prompt_tokens == computed < 59
     done = running.collect()
     assert done.last.finish_reason is FinishReason.CANCELLED and runner.rows_computed == computed
     # The tokens prefilled before stay cached.
