@@ -1008,6 +1008,25 @@ def test_stdout_has_messages_only_and_bad_lines_are_answered(scripted: Path, fol
     assert {(one["id"], one["error"]["code"]) for one in answers} == {(None, -32700), (1, -32601), (2, -32602)}
 
 
+def test_nothing_else_reads_the_clients_messages() -> None:
+    code = """
+import asyncio, os
+from tui.acp.stdio import StandardStreams
+async def main():
+    streams = StandardStreams()
+    await streams.send({"others": os.read(0, 9).decode()})
+    await streams.send({"client": await streams.receive()})
+asyncio.run(main())
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as process:
+        assert process.stdin and process.stdout
+        assert json.loads(process.stdout.readline()) == {"others": ""}  # before a client has written anything
+        process.stdin.write(b'{"id": 1}\n')
+        process.stdin.close()
+        assert json.loads(process.stdout.read()) == {"client": {"id": 1}}
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
 def test_a_signal_ends_the_program(scripted: Path, folder: Path) -> None:
     with subprocess.Popen(

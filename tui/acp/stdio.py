@@ -18,8 +18,9 @@ log = logging.getLogger(__name__)
 class StandardStreams:
     """The SDK's Transport on stdin and stdout, whatever they are: pipes, sockets or files.
 
-    From its creation on, whatever else this process or a library prints goes to stderr: stdout carries the protocol
-    only.
+    From its creation on, whatever else this process or a library prints goes to stderr, and whatever else reads stdin
+    finds its end: both carry the protocol only. On Windows, a library that NumPy loads asks for the state of stdin,
+    which would wait for a pending read.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,10 @@ class StandardStreams:
         self._loop = asyncio.get_running_loop()
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()  # b"" at the end
         sys.stdout.flush()
-        self._output = os.dup(1)
+        self._input, self._output = os.dup(0), os.dup(1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
         os.dup2(2, 1)
         self._writing = ThreadPoolExecutor(1, "stdout")  # a client that does not read must not stop the others
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
@@ -58,7 +62,7 @@ class StandardStreams:
     def _read(self) -> None:
         """Read lines until the end; not with sys.stdin, whose lock would hold up the end of the program."""
         rest = b""
-        while chunk := _read_chunk():
+        while chunk := self._read_chunk():
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._tell(line + b"\n")
@@ -77,10 +81,9 @@ class StandardStreams:
         except OSError as error:
             raise ConnectionError(f"stdout: {error.strerror}") from error
 
-
-def _read_chunk() -> bytes:
-    try:
-        return os.read(0, _CHUNK)
-    except OSError as error:
-        log.error("stdin cannot be read: %s", error.strerror)
-        return b""
+    def _read_chunk(self) -> bytes:
+        try:
+            return os.read(self._input, _CHUNK)
+        except OSError as error:
+            log.error("stdin cannot be read: %s", error.strerror)
+            return b""

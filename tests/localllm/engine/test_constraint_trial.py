@@ -13,6 +13,7 @@ from localllm.engine.constraint.compile import enforced
 from localllm.engine.constraint.trial import MAX_SOURCE_CHARACTERS
 from localllm.errors import RequestError
 from tests.fakes.byte_vocabulary import ByteVocabulary
+from tests.systems import ON_WINE
 from tests.waiting import eventually
 
 VOCABULARY = ConstraintVocabulary(ByteVocabulary())
@@ -131,6 +132,7 @@ def test_parameters_of_tools_have_the_limits_of_schemas() -> None:
         enforced({"a": {"anyOf": [{}] * 5000}})
 
 
+@pytest.mark.skipif(ON_WINE, reason="Wine does not end a process at its job's limit of processor time")
 def test_all_tools_of_a_request_share_one_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tool alone takes the child about a tenth of the limit."""
     monkeypatch.setattr(trial, "CPU_SECONDS", 1.0)

@@ -21,6 +21,7 @@ from localllm.engine.request import GenerationRequest, SamplingParams
 from localllm.engine.stream import Completion
 from tests.fakes.fake_runner import FakeRunner
 from tests.fakes.fake_vocabulary import FakeVocabulary
+from tests.systems import needs_modes
 from tests.waiting import PATIENCE_S, eventually
 
 LONG = tuple((at * 7) % 63 + 1 for at in range(600))
@@ -93,6 +94,7 @@ def test_a_damaged_state_is_rejected_but_its_kv_is_used(tmp_path: Path) -> None:
     assert cache.load_state(segment) is None and not segment.path.exists()
 
 
+@needs_modes
 def test_folders_and_files_are_private(tmp_path: Path) -> None:
     turn(tmp_path / "kv", LONG)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "kv").rglob("*.kv")}
@@ -268,7 +270,7 @@ def test_two_processes_share_a_folder_and_one_is_killed(tmp_path: Path) -> None:
         cache = DiskCache(tmp_path, "model", 300_000)
         try:
             for writer in writers:
-                assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
+                assert writer.stdout is not None and writer.stdout.readline().strip() == b"ready"
             whole = 0
             while whole < 20:
                 assert [writer.poll() for writer in writers] == [None, None]
