@@ -6,13 +6,16 @@ The tables are also written into the pages here, so that they can be read withou
 import posixpath
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
 
+from localllm.cli.help import EXAMPLES
 from localllm.cli.main import COMMANDS
-from localllm.cli.reference import commands_markdown, exit_codes_markdown, settings_markdown
+from localllm.cli.reference import EXIT_CODES, commands, default, description, parameters, usage
+from localllm.settings import BOUNDS, MEANINGS, Settings
 from tui.commands.table import COMMANDS as SLASH_COMMANDS
 from tui.main import COMMANDS as CHAT_COMMANDS
 from tui.widgets.frame import key_names
@@ -20,6 +23,40 @@ from tui.widgets.frame import key_names
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")]
 OUTSIDE += sorted(ROOT.glob("benchmarks/log/*.md"))
+
+
+def commands_markdown(table: dict[str, str]) -> str:
+    """Every command with its arguments, options and examples."""
+    parts, last = [], ""
+    for panel, name, command, context in commands(table):
+        parts += [f"## {panel}"] if panel != last else []
+        parts += [f"### {name}", f"    {usage(command, context)}", *description(command)]
+        if rows := [f"| `{_cell(one)}` | {_cell(text)} |" for one, text in parameters(command, context)]:
+            parts.append("\n".join(["| | |", "|---|---|", *rows]))
+        if examples := EXAMPLES.get(name.split()[-1]):
+            parts.append("\n".join(f"    {line}" for line in examples))
+        last = panel
+    return "\n\n".join(parts) + "\n"
+
+
+def exit_codes_markdown() -> str:
+    lines = [f"| {int(code)} | {_cell(text)} |" for code, text in EXIT_CODES.items()]
+    return "\n".join(["| exit code | meaning |", "|---|---|", *lines]) + "\n"
+
+
+def settings_markdown() -> str:
+    """A table of every setting: its default, its range and what it does."""
+    lines = ["| setting | default | range | meaning |", "|---|---|---|---|"]
+    for field in fields(Settings):
+        meaning, bounds = MEANINGS[field.name], BOUNDS.get(field.name)
+        more = f" ([more]({meaning.page}))" if meaning.page else ""
+        within = f"{bounds.low:,} to {bounds.high:,}" if bounds else ""
+        lines.append(f"| `{field.name}` | {_cell(default(field.name))} | {within} | {_cell(meaning.text)}{more} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def slash_commands() -> str:

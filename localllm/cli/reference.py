@@ -1,4 +1,4 @@
-"""The reference of commands and settings, made from the commands and settings themselves: Markdown and a man page."""
+"""The reference of commands and settings, made from the commands and settings themselves: a man page."""
 
 import inspect
 import json
@@ -12,7 +12,7 @@ from localllm.cli.help import EXAMPLES, PANELS
 from localllm.cli.main import application
 from localllm.front.options import PROGRAM
 from localllm.front.terminal import ExitCode
-from localllm.settings import BOUNDS, MEANINGS, PREFIX, Settings
+from localllm.settings import MEANINGS, PREFIX, Settings
 
 EXIT_CODES = {
     ExitCode.DONE: "done",
@@ -57,40 +57,6 @@ def description(command: Any) -> list[str]:
 def default(name: str) -> str:
     value = getattr(Settings(), name)
     return MEANINGS[name].unset if value in (None, "") else value if isinstance(value, str) else json.dumps(value)
-
-
-def commands_markdown(table: dict[str, str]) -> str:
-    """Every command with its arguments, options and examples."""
-    parts, last = [], ""
-    for panel, name, command, context in commands(table):
-        parts += [f"## {panel}"] if panel != last else []
-        parts += [f"### {name}", f"    {usage(command, context)}", *description(command)]
-        if rows := [f"| `{_cell(one)}` | {_cell(text)} |" for one, text in parameters(command, context)]:
-            parts.append("\n".join(["| | |", "|---|---|", *rows]))
-        if examples := EXAMPLES.get(name.split()[-1]):
-            parts.append("\n".join(f"    {line}" for line in examples))
-        last = panel
-    return "\n\n".join(parts) + "\n"
-
-
-def exit_codes_markdown() -> str:
-    lines = [f"| {int(code)} | {_cell(text)} |" for code, text in EXIT_CODES.items()]
-    return "\n".join(["| exit code | meaning |", "|---|---|", *lines]) + "\n"
-
-
-def settings_markdown() -> str:
-    """A table of every setting: its default, its range and what it does."""
-    lines = ["| setting | default | range | meaning |", "|---|---|---|---|"]
-    for field in fields(Settings):
-        meaning, bounds = MEANINGS[field.name], BOUNDS.get(field.name)
-        more = f" ([more]({meaning.page}))" if meaning.page else ""
-        within = f"{bounds.low:,} to {bounds.high:,}" if bounds else ""
-        lines.append(f"| `{field.name}` | {_cell(default(field.name))} | {within} | {_cell(meaning.text)}{more} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def man_page(table: dict[str, str], version: str) -> str:

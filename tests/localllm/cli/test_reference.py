@@ -1,19 +1,21 @@
-"""The reference of commands and settings, as Markdown and as a man page."""
+"""The reference of commands and settings, in the documentation and as a man page."""
 
 import shutil
 import subprocess
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from localllm.cli.help import PANELS
 from localllm.cli.main import COMMANDS, MEASURES
-from localllm.cli.reference import EXIT_CODES, commands_markdown, man_page, settings_markdown
+from localllm.cli.reference import EXIT_CODES, man_page
 from localllm.front.terminal import ExitCode
 from localllm.settings import MEANINGS, Settings
 from tui.main import COMMANDS as CHAT_COMMANDS
 
 ALL = {**CHAT_COMMANDS, **COMMANDS}
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +29,8 @@ def test_every_setting_and_exit_code_is_explained() -> None:
 
 
 def test_the_settings_table_has_defaults_ranges_and_links() -> None:
-    rows = settings_markdown().splitlines()
-    assert len(rows) == 2 + len(fields(Settings))
+    rows = [row for row in (DOCS / "settings.md").read_text(encoding="utf-8").splitlines() if row.startswith("| `")]
+    assert [row.split("`")[1] for row in rows[: len(fields(Settings))]] == [field.name for field in fields(Settings)]
     assert "| `ctx` | the model's | 1 to 16,777,216 | context length in tokens |" in rows
     assert any(
         row.startswith("| `fallbacks` | none |  |") and row.endswith("([more](models.md#a-name-for-several-models)) |")
@@ -37,7 +39,7 @@ def test_the_settings_table_has_defaults_ranges_and_links() -> None:
 
 
 def test_the_command_reference_has_every_command_once() -> None:
-    text = commands_markdown(ALL)
+    text = (DOCS / "commands.md").read_text(encoding="utf-8")
     headings = [line[4:] for line in text.splitlines() if line.startswith("### ")]
     wanted = [name for names in PANELS.values() for name in names] + [f"measure {name}" for name in MEASURES]
     assert sorted(headings) == sorted(wanted)

@@ -1,21 +1,8 @@
 """How much memory weights, keys and values take."""
 
-from collections.abc import Sequence
-
-from gguf_io import BLOCK_TYPES
-
 F16_BYTES, Q8_0_BYTES, Q4_0_BYTES = 2.0, 34 / 32, 18 / 32
 KV_TYPES = {"f16": F16_BYTES, "q8_0": Q8_0_BYTES, "q4_0": Q4_0_BYTES}
 """Bytes of a stored number by the type of keys and values, scales included."""
-
-
-def bits_per_weight(format_name: str) -> float:
-    """Bits of one weight in a block format of GGUF such as "Q4_K", scales included. Raises ValueError."""
-    for block in BLOCK_TYPES.values():
-        if block.name == format_name:
-            return 8 * block.bytes / block.items
-    known = ", ".join(block.name for block in BLOCK_TYPES.values())
-    raise ValueError(f"{format_name!r} is not a block format of GGUF. Known formats: {known}.")
 
 
 def weight_bytes(parameters: float, bits: float) -> float:
@@ -58,14 +45,3 @@ def sequences_that_fit(memory: float, weights: float, per_sequence: float, reser
     if per_sequence <= 0:
         raise ValueError(f"per_sequence is {per_sequence}; a sequence takes some bytes")
     return max(0, int((memory - reserve - weights) // per_sequence))
-
-
-def wasted_share(lengths: Sequence[int], reserved: int) -> float:
-    """The share of memory that holds no token when each sequence gets room for `reserved` tokens in advance."""
-    return 1 - sum(lengths) / (reserved * len(lengths))
-
-
-def wasted_share_paged(lengths: Sequence[int], page: int = 16) -> float:
-    """The same with pages of `page` tokens: only a sequence's last page is partly empty."""
-    held = sum(-(-length // page) * page for length in lengths)
-    return 1 - sum(lengths) / held

@@ -3,23 +3,6 @@
 import math
 
 
-def e2e_seconds(ttft: float, tpot: float, tokens: int) -> float:
-    """Time of a whole answer: the first token, and `tokens` - 1 more."""
-    return ttft + (tokens - 1) * tpot
-
-
-def tpot_seconds(e2e: float, ttft: float, tokens: int) -> float:
-    """Mean time per token after the first. Raises ValueError for fewer than 2 tokens."""
-    if tokens < 2:
-        raise ValueError(f"tokens is {tokens}; time per output token needs 2 at least")
-    return (e2e - ttft) / (tokens - 1)
-
-
-def in_flight(rate: float, seconds: float) -> float:
-    """Little's law: requests in a system = arrivals a second * mean time in the system."""
-    return rate * seconds
-
-
 def utilisation(rate: float, service_seconds: float, servers: int = 1) -> float:
     """The share of time that servers are busy; from 1 on the queue grows without bound."""
     return rate * service_seconds / servers
@@ -48,8 +31,3 @@ def tensor_parallel_seconds(
     step: seconds on one device. hidden: the model's width.
     """
     return step / devices + 2 * layers * ring_allreduce_seconds(batch * hidden * 2, devices, link, latency)
-
-
-def pipeline_bubble(stages: int, micro_batches: int) -> float:
-    """The share of time that a pipeline's stages idle while it fills and drains."""
-    return (stages - 1) / (micro_batches + stages - 1)

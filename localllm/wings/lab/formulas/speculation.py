@@ -32,11 +32,3 @@ def speedup(alpha: float, gamma: int, draft_cost: float, verify_cost: float = 1.
     verifies gamma + 1 tokens: 1 if memory is the limit, more if arithmetic is.
     """
     return expected_tokens(alpha, gamma) / (gamma * draft_cost + verify_cost)
-
-
-def best_gamma(alpha: float, draft_cost: float, longest: int = 16, verify_row_cost: float = 0.0) -> int:
-    """The draft length with the largest speedup; 0 if no length pays.
-
-    verify_row_cost: what each further row adds to the verifying step, in units of a step of one row.
-    """
-    return max(range(longest + 1), key=lambda gamma: speedup(alpha, gamma, draft_cost, 1 + gamma * verify_row_cost))

@@ -11,15 +11,6 @@ def memory_bandwidth(channels: int, transfers_per_s: float, channel_bytes: int =
     return channels * transfers_per_s * channel_bytes
 
 
-def cpu_peak(cores: int, hertz: float, operations_per_cycle: int) -> float:
-    """Operations a second of a processor's vector units, a multiply-add being two.
-
-    operations_per_cycle: of a core. With two units: 32 for f32 with AVX2, 64 with AVX-512; 256 for int8 with
-    AVX512-VNNI.
-    """
-    return cores * hertz * operations_per_cycle
-
-
 def attainable(intensity: float, peak: float, bandwidth: float) -> float:
     """Operations a second at an arithmetic intensity (operations per byte read): min(peak, intensity * bandwidth)."""
     return min(peak, intensity * bandwidth)
@@ -78,8 +69,3 @@ def prefill_seconds(tokens: int, operations: float, peak: float, used: float = 1
 def experts_read(experts: int, used: int, batch: int) -> float:
     """Distinct experts of a layer that a batch reads on average, if each token uses `used`, chosen uniformly."""
     return experts * (1 - (1 - used / experts) ** batch)
-
-
-def amdahl(share: float, factor: float) -> float:
-    """How many times faster the whole is if a share of its time, 0 to 1, becomes `factor` times faster."""
-    return 1 / (1 - share + share / factor)
