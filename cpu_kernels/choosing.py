@@ -93,6 +93,8 @@ from cpu_kernels.simd.vectors import (
 _INFINITY = np.float32(math.inf)
 # Candidates whose weights are summed together: the draw searches these sums first.
 _PART = 256
+# Floats whose highest ones are noted: blocks with none that counts are not read again.
+_BLOCK = 128
 # From this many candidates on, a sample of about _SAMPLED vectors is looked at first.
 MANY = 8192
 _SAMPLED = 512
@@ -226,32 +228,31 @@ def _block(x: int, n: int, i: int) -> Any:
 
 
 @inner
-def _extremes(x: int, n: int, groups: int) -> Any:
-    """The highest of n floats, NaN if any is NaN, and how many are above minus infinity.
+def _extremes(x: int, n: int, blocks: int) -> Any:
+    """The highest of n floats, NaN if any is NaN, and the largest magnitude, NaN or infinite if any float is.
 
-    Neighbours are in different groups: those of high logits are often high, too. The highest of each of 256 groups,
-    without the last floats, are written to `groups`.
+    For each block of floats, the highest in each of 16 columns are written to `blocks`.
     """
-    lowest, whole = splat_f32(-_INFINITY), n // 256 * 256
-    bits, possible = zero_i32(), zero_i32()
-    for i in range(0, 256, 16):
-        store_f32(groups + 4 * i, lowest)
-    for begin in range(0, whole, 256):
-        for i in range(0, 256, 16):
-            values, group = load_f32(x + 4 * (begin + i)), groups + 4 * i
-            store_f32(group, max_f32(values, load_f32(group)))
-            bits = max_i32(bits, magnitude(values))
-            possible = add_i32(possible, above_f32(values, lowest))
-    high = lowest
+    bits, high = zero_i32(), splat_f32(-_INFINITY)
+    whole = n // _BLOCK * _BLOCK
+    for begin in range(0, whole, _BLOCK):
+        at = x + 4 * begin
+        a, b, c, d = load_f32(at), load_f32(at + 64), load_f32(at + 128), load_f32(at + 192)
+        e, f, g, h = load_f32(at + 256), load_f32(at + 320), load_f32(at + 384), load_f32(at + 448)
+        large = max_i32(max_i32(magnitude(a), magnitude(b)), max_i32(magnitude(c), magnitude(d)))
+        larger = max_i32(max_i32(magnitude(e), magnitude(f)), max_i32(magnitude(g), magnitude(h)))
+        bits = max_i32(bits, max_i32(large, larger))
+        block = max_f32(max_f32(max_f32(a, b), max_f32(c, d)), max_f32(max_f32(e, f), max_f32(g, h)))
+        store_f32(blocks + begin // _BLOCK * 64, block)
+        high = max_f32(block, high)
+    last = splat_f32(-_INFINITY)
     for i in range(whole, n, 16):
         values = _block(x, n, i)
-        high = max_f32(values, high)
-        bits = max_i32(bits, magnitude(values))
-        possible = add_i32(possible, above_f32(values, lowest))
-    for i in range(0, 256, 16):
-        high = max_f32(load_f32(groups + 4 * i), high)
-    highest, largest = largest_f32(high), largest_magnitude(bits)
-    return largest if math.isnan(largest) else highest, -sum_i32(possible)
+        last = max_f32(values, last)
+        bits = max_i32(bits, magnitude(or_zero_f32(before(n - i), values)))
+    store_f32(blocks + whole // _BLOCK * 64, last)
+    highest, largest = largest_f32(max_f32(last, high)), largest_magnitude(bits)
+    return largest if math.isnan(largest) else highest, largest
 
 
 @inner
@@ -298,32 +299,38 @@ def _keep_allowed(x: int, n: int, allowed: int, places: Any) -> int:
 
 
 @inner
-def _keep_above(x: int, ids: int, n: int, bound: float, places: Any) -> int:
-    """Keep logits that are at least a double; returns how many."""
+def _keep_above(x: int, ids: int, n: int, bound: float, blocks: int, places: Any) -> int:
+    """Keep logits that are at least a double; returns how many. blocks: of _extremes of the same logits, or 0.
+
+    Blocks without any are not read.
+    """
     least: Any = np.float32(bound)
     if float(least) < bound:
         least = _ranked(_rank(least, places[4]) + 1, places[4])
-    kept, value, i = 0, splat_f32(least), 0
-    while i < n:
-        if i + 64 <= n:  # most have none
-            at = x + 4 * i
-            lower, upper = max_f32(load_f32(at), load_f32(at + 64)), max_f32(load_f32(at + 128), load_f32(at + 192))
-            if count_lanes(not_above_f32(value, max_f32(lower, upper))) == 0:
-                i += 64
-                continue
-        for j in range(i, min(i + 64, n), 16):
-            kept = _append(x, ids, n, j, not_above_f32(value, _block(x, n, j)), kept, places)
-        i += 64
+    kept, value, found, listed = 0, splat_f32(least), 0, places[5][1]
+    for block in range((n + _BLOCK - 1) // _BLOCK):
+        put_i32(listed + 4 * found, block)
+        found += 1 if blocks == 0 else min(count_lanes(not_above_f32(value, load_f32(blocks + 64 * block))), 1)
+    for j in range(found):
+        begin = get_i32(listed + 4 * j) * _BLOCK
+        for i in range(begin, min(begin + _BLOCK, n), 16):
+            kept = _append(x, ids, n, i, not_above_f32(value, _block(x, n, i)), kept, places)
     return kept
 
 
 @inner
-def _keep_likely(x: int, ids: int, n: int, first: float, places: Any) -> int:
+def _keep_likely(x: int, ids: int, n: int, first: float, blocks: int, places: Any) -> int:
     """Keep the `first` highest of many logits and some more, after _extremes; returns how many.
 
     As many of the highest logits of 256 groups are not below the bound, so that at least as many logits are not.
+    Neighbours are in different groups: those of high logits are often high, too.
     """
-    groups = places[2][1]
+    groups, count = places[4], (n + _BLOCK - 1) // _BLOCK
+    for i in range(16):
+        group = load_f32(blocks + 64 * i)
+        for block in range(i + 16, count, 16):
+            group = max_f32(load_f32(blocks + 64 * block), group)
+        store_f32(groups + 64 * i, group)
     above, bound = _range(groups, 256)
     for _ in range(_HALVINGS):
         middle = np.float32(0.5 * (above + bound))
@@ -334,7 +341,9 @@ def _keep_likely(x: int, ids: int, n: int, first: float, places: Any) -> int:
             bound = float(middle)
         else:
             above = float(middle)
-    return _keep_above(x, ids, n, bound, places)
+        if found == first:
+            break
+    return _keep_above(x, ids, n, bound, blocks, places)
 
 
 @inner
@@ -724,7 +733,7 @@ def _keep_mass(x: int, ids: int, n: int, top: float, share: float, typical: int,
     middle = 0.0
     if typical != 0:
         if _count_above(x, n, top - _IMPOSSIBLE) < n:
-            n = _keep_above(x, ids, n, top - _IMPOSSIBLE, places)
+            n = _keep_above(x, ids, n, top - _IMPOSSIBLE, 0, places)
             x, ids = places[0], places[1]
         middle = _mean_distance(x, n, top)[0]
     return _keep_share(x, ids, n, (typical, _WEIGHED, top, middle), (share, typical), min_keep, places)
@@ -954,9 +963,11 @@ def _temperature(x: int, n: int, top: float, rules: int) -> float:
 
 
 @inner
-def _first_of(x: int, n: int, value: Any) -> int:
-    """The first position of a value."""
+def _first_of(x: int, n: int, value: Any, blocks: int) -> int:
+    """The first position of a value. blocks: of _extremes."""
     same, i = splat_f32(value), 0
+    while i < n - _BLOCK and count_lanes(equal_f32(load_f32(blocks + i // _BLOCK * 64), same)) == 0:
+        i += _BLOCK
     while i < n - 16 and count_lanes(equal_f32(load_f32(x + 4 * i), same)) == 0:
         i += 16
     while i < n - 1 and get_f32(x + 4 * i) != value:
@@ -1010,34 +1021,35 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
     sigmas, top_k = get_f64(rules + 8 * Rule.TOP_N_SIGMA), get_f64(rules + 8 * Rule.TOP_K)
     typical_p, top_p = get_f64(rules + 8 * Rule.TYPICAL_P), get_f64(rules + 8 * Rule.TOP_P)
     min_p, xtc = get_f64(rules + 8 * Rule.MIN_P), get_f64(rules + 8 * Rule.XTC)
+    blocks = places[5][0]
     if sigmas > 0.0:  # arXiv:2411.07641
-        n = _keep_above(x, ids, n, top - sigmas * _deviation(x, n, top), places)
-        x, ids = own, own_ids
-    if n >= MANY and 0.0 < top_k <= _MOST_FIRST:
-        n = _keep_likely(x, ids, n, top_k, places)
-        x, ids = own, own_ids
+        n = _keep_above(x, ids, n, top - sigmas * _deviation(x, n, top), blocks, places)
+        x, ids, blocks = own, own_ids, 0
+    if blocks != 0 and n >= MANY and 0.0 < top_k <= _MOST_FIRST:
+        n = _keep_likely(x, ids, n, top_k, blocks, places)
+        x, ids, blocks = own, own_ids, 0
     if top_k > 0.0 and top_k < n:
         if n >= MANY:
             likely = _guess(x, n, (0, _COUNTED, top, 0.0), top_k / n, places[2], places[4])[1]
             if _count_above(x, n, float(likely)) >= top_k:
-                n = _keep_above(x, ids, n, float(likely), places)
+                n = _keep_above(x, ids, n, float(likely), blocks, places)
                 x, ids = own, own_ids
         n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (top_k, 0), 1, places)
-        x, ids = own, own_ids
+        x, ids, blocks = own, own_ids, 0
     if typical_p < 1.0:
         n = _keep_mass(x, ids, n, top, typical_p, 1, min_keep, places)
-        x, ids = own, own_ids
-        top = float(_extremes(x, n, places[2][1])[0])
+        x, ids, blocks = own, own_ids, places[5][0]
+        top = float(_extremes(x, n, blocks)[0])
     if top_p < 1.0:
         n = _keep_mass(x, ids, n, top, top_p, 0, min_keep, places)
-        x, ids = own, own_ids
+        x, ids, blocks = own, own_ids, 0
     if min_p > -math.inf:  # arXiv:2407.01082
         bound = top + min_p
         if min_keep > 1 and _count_above(x, n, bound) < min_keep:
             counting = (0, _COUNTED, top, 0.0)
             n = _keep_share(x, ids, n, counting, (float(min(min_keep, n)), 0), 1, places)
         else:
-            n = _keep_above(x, ids, n, bound, places)
+            n = _keep_above(x, ids, n, bound, blocks, places)
         x, ids = own, own_ids
     if xtc <= 1.0:
         kept, top = _exclude_top(x, ids, n, top, xtc, min_keep, places)
@@ -1060,7 +1072,7 @@ def _choose(x: int, ids: int, n: int, highest: Any, rules: int, choice: int, pla
     """Choose among possible candidates and write the choice."""
     mu, top = get_f64(rules + 8 * Rule.MIROSTAT), float(highest)
     if get_f64(rules + 8 * Rule.TEMPERATURE) == 0.0:
-        position = _first_of(x, n, highest)
+        position = _first_of(x, n, highest, places[5][0])
     else:
         if get_f64(rules + 8 * Rule.TOTAL) != 0.0:
             put_f64(choice + 8 * Choice.TOTAL, _weigh_roughly(x, n, top, _LOG2E, places[3])[0])
@@ -1070,9 +1082,9 @@ def _choose(x: int, ids: int, n: int, highest: Any, rules: int, choice: int, pla
         if mu != 0.0:  # Mirostat 2 (arXiv:2007.14966)
             surprise = _LOG2E * math.log(_weigh(x, n, top, factor, places[3]))
             if surprise <= mu:
-                n = _keep_above(x, ids, n, top + (surprise - mu - _ROUNDING) / factor, places)
+                n = _keep_above(x, ids, n, top + (surprise - mu - _ROUNDING) / factor, places[5][0], places)
             else:
-                first = _first_of(x, n, highest)
+                first = _first_of(x, n, highest, places[5][0])
                 put_i32(places[1], first if ids == 0 else get_i32(ids + 4 * first))
                 put_f32(places[0], highest)
                 n = 1
@@ -1126,14 +1138,14 @@ def choose(op: int, step: int, thread: int, threads: int) -> None:
         x, n, allowed = argument(op, _CHOOSE.logits), argument(op, _CHOOSE.count), argument(op, _CHOOSE.allowed)
         rules, choice = argument(op, _CHOOSE.rules), argument(op, _CHOOSE.choice)
         places = _places(scratch(step, thread), n)
-        highest, possible = _extremes(x, n, places[2][1])
+        highest, largest = _extremes(x, n, places[5][0])
         put_f64(choice + 8 * Choice.HIGHEST, float(highest))
         put_f64(choice + 8 * Choice.TOKEN, -1.0)
         if highest < _INFINITY:
-            if allowed != 0 or possible < n:
+            if allowed != 0 or largest == _INFINITY:
                 n = _keep_allowed(x, n, allowed, places)
                 if n > 0:
-                    highest, _ = _extremes(places[0], n, places[2][1])
+                    highest, _ = _extremes(places[0], n, places[5][0])
                     _choose(places[0], places[1], n, highest, rules, choice, places)
             else:
                 _choose(x, 0, n, highest, rules, choice, places)
