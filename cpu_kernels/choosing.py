@@ -45,6 +45,7 @@ from cpu_kernels.simd.arithmetic import (
 )
 from cpu_kernels.simd.doubles import (
     above_f32,
+    above_f64,
     add_f64,
     and_i32,
     append_f32,
@@ -190,8 +191,8 @@ _CHOOSE = indices_of(Choose)
 
 @inner
 def _room(count: int) -> int:
-    """Candidates that arrays have room for: appending a vector may write sixteen more than there are."""
-    return (count + 47) // 16 * 16
+    """Candidates that arrays have room for: appending a vector may write sixteen more, and short lists are copied."""
+    return (count + 47 + 2 * _SHORT) // 16 * 16
 
 
 @inner
@@ -598,11 +599,34 @@ def _narrow(count: int, how: Any, goal: float, beyond: int, base: float, listed:
 
 
 @inner
+def _sort_few(count: int, listed: Any) -> None:
+    """As _sort, for a short list, without branches that processors cannot foresee. Keys are overwritten."""
+    exact, ranks = listed[4], listed[2]
+    for j in range(0, count, 16):
+        own, rank = load_f64(exact + 8 * j), zero_i32()
+        for i in range(count):
+            other = splat_f64(get_f64(exact + 8 * i))
+            earlier = and_i32(not_above_f64(own, other), without(before(i - j + 1)))
+            rank = add_i32(rank, or_i32(above_f64(other, own), earlier))
+        store_i32(ranks + 4 * j, rank)
+    for j in range(count):
+        _copy_entry(listed, j, _SHORT - get_i32(ranks + 4 * j))
+    for j in range(0, count, 16):
+        store_i32(listed[0] + 4 * j, load_i32(listed[0] + 4 * (_SHORT + j)))
+        store_f32(listed[1] + 4 * j, load_f32(listed[1] + 4 * (_SHORT + j)))
+        store_f64(listed[3] + 8 * j, load_f64(listed[3] + 8 * (_SHORT + j)))
+        store_f64(listed[4] + 8 * j, load_f64(listed[4] + 8 * (_SHORT + j)))
+
+
+@inner
 def _sort(count: int, listed: Any) -> None:
     """Sort a list by falling exact keys, then by position (Shell's sort). The place behind it is used, too."""
     positions, exact, differs = listed[0], listed[4], False
     for j in range(1, count):
         differs |= get_f64(exact + 8 * j) != get_f64(exact)
+    if differs and count <= _SHORT:
+        _sort_few(count, listed)
+        differs = False
     gap = 1
     while gap * 9 < count * 4:
         gap = gap * 9 // 4 + 1
