@@ -46,6 +46,7 @@ from cpu_kernels.simd.arithmetic import (
 from cpu_kernels.simd.doubles import (
     above_f32,
     above_f64,
+    above_i32,
     add_f64,
     and_i32,
     append_f32,
@@ -85,6 +86,7 @@ from cpu_kernels.simd.vectors import (
     put_f32,
     put_i32,
     splat_f32,
+    splat_i32,
     store_f32,
     store_i32,
     zero_f32,
@@ -348,6 +350,22 @@ def _keep_likely(x: int, ids: int, n: int, first: float, blocks: int, places: An
 
 
 @inner
+def _keep_first(x: int, ids: int, n: int, first: int, places: Any) -> int:
+    """Keep the `first` highest of a few logits; of equal ones, those at lower positions. Returns how many."""
+    kept, ranks = 0, places[2][2]
+    for i in range(0, n, 16):
+        values, rank = _block(x, n, i), zero_i32()
+        for j in range(n):
+            other = splat_f32(get_f32(x + 4 * j))
+            earlier = and_i32(not_above_f32(values, other), without(before(j - i + 1)))
+            rank = add_i32(rank, or_i32(above_f32(other, values), earlier))
+        store_i32(ranks + 4 * i, rank)
+    for i in range(0, n, 16):
+        kept = _append(x, ids, n, i, above_i32(load_i32(ranks + 4 * i), splat_i32(-first)), kept, places)
+    return kept
+
+
+@inner
 def _within(values: Any, low: Any, high: Any) -> Any:
     """A mask of logits that are between two floats or equal to one of them."""
     return and_i32(not_above_f32(splat_f32(low), values), not_above_f32(values, splat_f32(high)))
@@ -575,6 +593,8 @@ def _narrow(count: int, how: Any, goal: float, beyond: int, base: float, listed:
     They are all candidates with keys in some range, and stay in the order of their positions.
     """
     positions, logits, keys, weights = listed[0], listed[1], listed[2], listed[3]
+    if count <= _SHORT:
+        return count, base
     highest, lowest = _range(keys, count)
     upper, lower, above, more, mass = _rank(highest, memory), _rank(lowest, memory) - 1, 0, count, 0.0
     while more - above > _SHORT and upper - lower > 1:
@@ -1058,7 +1078,10 @@ def _filtered(x: int, ids: int, n: int, highest: Any, rules: int, places: Any) -
             if _count_above(x, n, float(likely)) >= top_k:
                 n = _keep_above(x, ids, n, float(likely), blocks, places)
                 x, ids = own, own_ids
-        n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (top_k, 0), 1, places)
+        if n <= _SHORT:
+            n = _keep_first(x, ids, n, int(top_k), places)
+        else:
+            n = _keep_share(x, ids, n, (0, _COUNTED, top, 0.0), (top_k, 0), 1, places)
         x, ids, blocks = own, own_ids, 0
     if typical_p < 1.0:
         n = _keep_mass(x, ids, n, top, typical_p, 1, min_keep, places)

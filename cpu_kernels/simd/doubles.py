@@ -77,6 +77,13 @@ above_f32, above_f64 = _compared("above_f32", f32x16, ">", np.greater), _compare
 not_above_f32 = _compared("not_above_f32", f32x16, "<=", np.less_equal)
 not_above_f64 = _compared("not_above_f64", f64x16, "<=", np.less_equal)
 equal_f32 = _compared("equal_f32", f32x16, "==", np.equal)
+above_i32 = define(
+    "above_i32",
+    [i32x16, i32x16],
+    i32x16,
+    lambda b, x, y: _mask(b, b.icmp_signed(">", x, y)),
+    lambda x, y: _as_mask(np.greater(x, y)),
+)
 splat_f64 = define("splat_f64", [float64], f64x16, splat, lambda x: np.full(LANES, x))
 without = define("without", [i32x16], i32x16, lambda b, x: b.not_(x), np.invert)
 and_i32 = define("and_i32", [i32x16, i32x16], i32x16, lambda b, x, y: b.and_(x, y), np.bitwise_and)
