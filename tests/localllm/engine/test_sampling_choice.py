@@ -259,3 +259,22 @@ def test_min_p_with_logits_next_to_its_bound(share: float) -> None:
             near = np.nextafter(near, np.float32(-1 if number % 2 else 0))
         logits[30:33] = np.nextafter(np.float32(math.log(share)), np.float32([-20, 0, 0]))
         check(SamplingParams(**NEUTRAL | {"min_p": share}), logits)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 600, MANY, MANY + 300])
+def test_a_logit_is_found_at_either_end_of_a_block(size: int) -> None:
+    """Blocks without a candidate are read once only; the last one may be shorter."""
+    for place in {at for at in (0, 15, 255, 256, 511, size // 256 * 256 - 1, size - 1) if 0 <= at < size}:
+        logits = made("flat", size)
+        logits[place] = 12
+        if size > 1:
+            logits[place - 1] = -np.inf if size % 2 else 11
+        for change in ({"temperature": 0.0}, {"top_k": 40}, {"min_p": 0.2}, {"top_n_sigma": 1.0}, {"mirostat": 2}):
+            params = SamplingParams(**NEUTRAL | change)
+            if params.temperature:
+                check(params, logits)
+            else:
+                assert Chooser(params, size).choose(logits, None, 0.5, 0.5) == place
+        logits[place] = np.nan
+        with pytest.raises(LogitsError):
+            Chooser(SamplingParams(**NEUTRAL), size).choose(logits, None, 0.5, 0.5)
