@@ -24,6 +24,38 @@ class PinnedStart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptSource:
+    """What a prompt is made of: the messages of a conversation, or a text."""
+
+    # In OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and {"type":
+    # "image", "data": bytes} of a picture or WAV file, with "detail": "low" or "high" if it shall take few or many
+    # tokens.
+    messages: Sequence[Message] = ()
+    # Whether the answer continues an assistant's message at the end, unless it has tool calls, or is another message.
+    may_go_on: bool = True
+    # A model without its own chat template continues the messages' text.
+    continues_text: bool = False
+    # The text or token ids to continue, instead of messages.
+    prompt: str | Sequence[int] | None = None
+    # The text after the gap to fill.
+    suffix: str | None = None
+    # The names and texts of other files, for the gap.
+    extra: Sequence[tuple[str, str]] = ()
+    # Token ids before the prompt or the messages.
+    before: Sequence[int] = ()
+    # A Jinja chat template for this request, instead of the model's.
+    template: str | None = None
+    # Further arguments of the chat template; see gguf_io.chat_template.template.EXTRA_ARGUMENTS.
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer continues the last message."""
+        last = self.messages[-1] if self.messages else {}
+        return self.may_go_on and last.get("role") == "assistant" and not last.get("tool_calls")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ToolChoice:
     """The tools of a conversation, and which of them may or must be called."""
 
@@ -59,27 +91,9 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerRequest(ToolChoice, RequestOptions):
-    """A conversation to answer, or a text to continue, for any model. None means the model's default."""
+class AnswerForm:
+    """What the answer must fit, and whether reasoning precedes it."""
 
-    # In OpenAI's or Ollama's format. A content is text or a list of parts, {"type": "text", "text": str} and {"type":
-    # "image", "data": bytes} of a picture or WAV file, with "detail": "low" or "high" if it shall take few or many
-    # tokens.
-    messages: Sequence[Message] = ()
-    # Whether the answer continues an assistant's message at the end, unless it has tool calls, or is another message.
-    may_go_on: bool = True
-    # A model without its own chat template continues the messages' text.
-    continues_text: bool = False
-    # The text or token ids to continue, instead of messages.
-    prompt: str | Sequence[int] | None = None
-    # The text after the gap to fill.
-    suffix: str | None = None
-    # The names and texts of other files, for the gap.
-    extra: Sequence[tuple[str, str]] = ()
-    # Token ids before the prompt or the messages.
-    before: Sequence[int] = ()
-    # A Jinja chat template for this request, instead of the model's.
-    template: str | None = None
     # "json" or a JSON Schema that the answer must fit.
     format: Any = None
     # Its language (a value of ConstraintKind) and source, instead.
@@ -87,11 +101,20 @@ class AnswerRequest(ToolChoice, RequestOptions):
     # Whether to reason first, or the effort. None: reason if the model can and the setting `thinking` is on; before a
     # format or a forced tool call only with thinks_before_format.
     think: bool | str | None = None
+    thinks_before_format: bool = False
     # A model that cannot reason answers without reasoning instead of refusing.
     may_skip_thinking: bool = False
-    # Further arguments of the chat template; see gguf_io.chat_template.template.EXTRA_ARGUMENTS.
-    template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    thinks_before_format: bool = False
+
+    @property
+    def has_format(self) -> bool:
+        """Whether the answer must fit a format."""
+        return self.format is not None and self.format != ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRequest(PromptSource, ToolChoice, AnswerForm, RequestOptions):
+    """A conversation to answer, or a text to continue, for any model. None means the model's default."""
+
     # Parameters by the names of SamplingParams. Others are the model's own, else those of `defaults`. Only these are
     # sent to a remote server.
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -106,17 +129,6 @@ class AnswerRequest(ToolChoice, RequestOptions):
     pins: tuple[PinnedStart, ...] = ()
     # Prompts of at least this many tokens may be written to the disk cache.
     persist_from: int = 0
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the answer continues the last message."""
-        last = self.messages[-1] if self.messages else {}
-        return self.may_go_on and last.get("role") == "assistant" and not last.get("tool_calls")
-
-    @property
-    def has_format(self) -> bool:
-        """Whether the answer must fit a format."""
-        return self.format is not None and self.format != ""
 
     @property
     def is_constrained(self) -> bool:
