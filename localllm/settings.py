@@ -60,7 +60,7 @@ BOUNDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Settings(CommonSampling):
     """Every setting; MEANINGS explains them. None leaves it to the model or to the machine."""
 

@@ -16,7 +16,7 @@ from localllm.text import BOOLEANS, nearest
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Parameters(CommonSampling):
     """Names and meanings are those of `Settings` and `SamplingParams`; None uses the model's default.
 

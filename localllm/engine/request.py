@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the chat imports request records, and draws its first scree
 ATTENTION_SINKS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SamplingParams(CommonSampling):
     """How the next token is chosen. Only requests set what is not common to settings and chats.
 
