@@ -137,9 +137,11 @@ lock: $(BIN)/python
 	    names = [(item["metadata"]["name"].lower(), item["metadata"]["version"]) \
 	             for item in json.load(open(".cache/resolution.json"))["install"]]; \
 	    print("# Written by make lock: the versions that every install of this project uses."); \
-	    not_intel = f"; sys_platform != {chr(34)}darwin{chr(34)} or platform_machine != {chr(34)}x86_64{chr(34)}"; \
-	    older_there = {"llvmlite", "numba", "numpy", "sentencepiece"}; \
-	    print(*(f"{name}=={version}{not_intel if name in older_there else str()}" \
+	    intel, arm = ("darwin", "x86_64"), ("win32", "ARM64"); \
+	    older_there = dict.fromkeys(["llvmlite", "numba", "numpy", "sentencepiece"], [intel]) | {"cryptography": [intel, arm]}; \
+	    elsewhere = "(sys_platform != \"{}\" or platform_machine != \"{}\")"; \
+	    marker = lambda name: "; " + " and ".join(elsewhere.format(*one) for one in older_there[name]); \
+	    print(*(f"{name}=={version}{marker(name) if name in older_there else str()}" \
 	            for name, version in sorted(names) if name != "localllm"), sep="\n")' > .cache/constraints.txt
 	mv .cache/constraints.txt constraints.txt
 

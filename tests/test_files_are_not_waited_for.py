@@ -44,7 +44,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "approvals": lambda path: Approvals(path.parent, path),
     "a model": open_model,
     "chats": connect,
-    "damaged chats": in_memory,
+    "damaged chats": lambda path: in_memory(path).close(),
     "an attachment": lambda path: attachments_at("pipe", path),
     "a completion": lambda path: size_of(str(path), len),
 }

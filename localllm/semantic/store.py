@@ -73,15 +73,22 @@ class AnswerStore:
             if not os.path.exists(path):
                 path.touch(mode=0o600)
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-            # In one statement, since another process may be creating it.
-            kind, tables = self._db.execute(
-                "SELECT application_id, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id"
-            ).fetchone()
-            if tables and kind != APPLICATION_ID:
+            try:
+                self._prepare(path)
+            except BaseException:
                 self._db.close()
-                raise RequestError(f"{path} is another program's file. Move it elsewhere.")
-            self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            self._db.executescript(_SCHEMA)
+                raise
+
+    def _prepare(self, path: Path) -> None:
+        """Make the tables. Raises RequestError for another program's file."""
+        # In one statement, since another process may be creating it.
+        kind, tables = self._db.execute(
+            "SELECT application_id, (SELECT count(*) FROM sqlite_master) FROM pragma_application_id"
+        ).fetchone()
+        if tables and kind != APPLICATION_ID:
+            raise RequestError(f"{path} is another program's file. Move it elsewhere.")
+        self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        self._db.executescript(_SCHEMA)
 
     def nearest(
         self, scope: str, question: str, vector: NDArray[np.float32], least: float

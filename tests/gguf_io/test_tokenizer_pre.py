@@ -1,6 +1,10 @@
 """Every pre-tokenizer that llama.cpp knows splits as llama.cpp does, tested with merges across all boundaries."""
 
+import ctypes
+
 import pytest
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from gguf_io import load_tokenizer
 from gguf_io.errors import TokenizerError
@@ -37,6 +41,39 @@ def write(tmp_path):
         return write_vocabulary(tmp_path / "vocabulary.gguf", tokens, **options)
 
     return write
+
+
+# All characters but those of private use and the planes without any.
+CHARACTERS = "".join(map(chr, [*range(0xD800), *range(0xF900, 0x40000), *range(0xE0000, 0xE0200)]))
+# Letters, numbers, marks, punctuation and signs: how many characters Unicode 16.0 has of each
+# (DerivedGeneralCategory.txt), and the bit that llama.cpp's unicode_cpt_flags has for it.
+CLASSES = {"L": (141_028, 0x04), "N": (1_911, 0x02), "M": (2_501, 0x10), "P": (855, 0x20), "S": (8_514, 0x40)}
+
+
+def members(name: str) -> set[str]:
+    """The characters of a class in patterns."""
+    return set("".join(piece for piece, _ in Split(Regex(rf"\P{{{name}}}+"), "removed").pre_tokenize_str(CHARACTERS)))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_of_characters_are_of_one_unicode_version(name):
+    """With every Python, whose own tables differ, and with every version of `tokenizers` that we allow."""
+    assert len(members(name)) == CLASSES[name][0]
+
+
+@pytest.mark.oracle
+@llama_oracle.needs_llama
+def test_classes_differ_from_the_oracles_only_in_characters_it_does_not_know():
+    """Its tables are those of Unicode 15.1: it cuts the 5,185 newer characters as it cuts unassigned ones."""
+    flags = llama_oracle.api()._lib._Z26unicode_cpt_flags_from_cptj
+    flags.argtypes, flags.restype = [ctypes.c_uint32], ctypes.c_uint16
+    theirs = {one: flags(ord(one)) for one in CHARACTERS}
+    newer: set[str] = set()
+    for name, (_, bit) in CLASSES.items():
+        ours = members(name)
+        assert {one for one, found in theirs.items() if found & bit} <= ours
+        newer |= {one for one in ours if not theirs[one] & bit}
+    assert len(newer) == 5_185 and not any(theirs[one] & 0xFE for one in newer)
 
 
 @pytest.mark.oracle

@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from psutil import Process
 
 from localllm.answer.request import AnswerRequest
 from localllm.errors import RequestError, SettingsError
 from localllm.semantic.facts import same_facts
-from localllm.semantic.store import AnswerStore
+from localllm.semantic.store import AnswerStore, SemanticCacheError
 from localllm.semantic.threshold import QuestionPair, measure, read_pairs
 from localllm.server.catalog import Catalog
 from localllm.server.loading import MemoryLoader
@@ -155,6 +156,13 @@ def test_a_file_of_another_program_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="another program"):
         AnswerStore(path, 10_000)
     assert path.read_bytes() == before
+
+
+def test_a_damaged_file_is_refused_and_closed(tmp_path: Path) -> None:
+    (path := tmp_path / "damaged.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(SemanticCacheError, match="not a database") as caught:
+        AnswerStore(path, 10_000)
+    assert str(path) in str(caught.value) and str(path) not in {one.path for one in Process().open_files()}
 
 
 def test_everything_but_the_words_makes_another_scope() -> None:

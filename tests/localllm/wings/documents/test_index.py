@@ -182,7 +182,7 @@ def test_an_index_of_stems_gets_its_words_again_and_keeps_its_vectors(folder: Pa
         index.update()
         chunk = next(iter(index.best_words("museum", 1).scores))
         index.add_vectors("model", [(chunk, b"\0\0")])
-    with sqlite3.connect(index_path(folder)) as db:
+    with contextlib.closing(sqlite3.connect(index_path(folder))) as db:
         db.executescript(
             "DROP TABLE terms; DROP TABLE words; CREATE VIRTUAL TABLE words USING fts5(name, text, content='', "
             "tokenize='porter unicode61 remove_diacritics 2'); PRAGMA user_version = 1"
@@ -209,7 +209,7 @@ def test_a_damaged_index_is_made_anew(folder: Path, damage: bytes) -> None:
 def test_another_programs_file_is_not_touched(folder: Path) -> None:
     path = index_path(folder)
     path.parent.mkdir(parents=True)
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE mine (a)")
     before = path.read_bytes()
     with pytest.raises(RequestError, match="Move it away"):
