@@ -72,8 +72,8 @@ class System(Protocol):
     def stop(self) -> None:
         """Write what is to outlast the process, and unload the model."""
 
-    def answer(self, prompt: list[int], trunk: int) -> Answer:
-        """Generate ANSWER tokens, greedily. trunk: tokens of the prompt that chats share."""
+    def answer(self, prompt: list[int], shared_prefix: int) -> Answer:
+        """Generate ANSWER tokens, greedily. shared_prefix: tokens of the prompt that chats share."""
 
     def memory(self) -> tuple[str, ...]:
         """The row's last columns, in MiB."""
@@ -97,10 +97,10 @@ class OwnEngine:
         """Write what is not on disk yet, and unload the model."""
         self._engine.close()
 
-    def answer(self, prompt: list[int], trunk: int) -> Answer:
-        """Generate an answer. trunk: tokens of the prompt that chats share."""
+    def answer(self, prompt: list[int], shared_prefix: int) -> Answer:
+        """Generate an answer. shared_prefix: tokens of the prompt that chats share."""
         before = bytes_read()
-        last, tokens = answer(self._engine, prompt, ANSWER, trunk=trunk)
+        last, tokens = answer(self._engine, prompt, ANSWER, shared_prefix=shared_prefix)
         self._read = bytes_read() - before
         return Answer(list(tokens), last.counts.prompt - last.counts.cached, last.timings.ttft_s)
 
@@ -129,8 +129,8 @@ class Peer:
         """Stop the server."""
         self._running.close()
 
-    def answer(self, prompt: list[int], trunk: int) -> Answer:
-        """Generate an answer. trunk: ignored, since llama.cpp finds common prefixes by itself."""
+    def answer(self, prompt: list[int], shared_prefix: int) -> Answer:
+        """Generate an answer. shared_prefix: ignored, since llama.cpp finds common prefixes by itself."""
         body = {"prompt": prompt, "n_predict": ANSWER, "temperature": 0, "ignore_eos": True, "cache_prompt": True}
         reply = httpx.post(f"{self._url}/completion", json=body | {"return_tokens": True}, timeout=ANSWER_S)
         reply.raise_for_status()
@@ -156,10 +156,10 @@ class Chat:
         words = [self._random.choice(WORDS) for _ in range(self._words)]
         return self._tokenizer.encode(" ".join(words) + ". ")
 
-    def ask(self, name: str, prompt: list[int], trunk: int = 0) -> tuple[tuple[str, ...], list[int]]:
+    def ask(self, name: str, prompt: list[int], shared_prefix: int = 0) -> tuple[tuple[str, ...], list[int]]:
         """Generate an answer; return the table's row, and prompt and answer."""
         new = max(len(prompt) - max([common_prefix(prompt, known) for known in self.known], default=0), 1)
-        found = self.system.answer(prompt, trunk)
+        found = self.system.answer(prompt, shared_prefix)
         whole = [*prompt, *found.tokens]
         self.known.append(whole)
         figures = f"{len(prompt):,}", f"{new:,}", f"{found.computed:,}", f"{found.computed / new:.2f}"
@@ -173,7 +173,7 @@ def rows(chat: Chat, turns: int) -> Iterator[tuple[str, ...]]:
     text, ends = system, [len(system)]
     for turn in range(turns):
         text = [*text, *chat.message()]
-        row, text = chat.ask(f"turn {turn + 1}", text, trunk=len(system))
+        row, text = chat.ask(f"turn {turn + 1}", text, shared_prefix=len(system))
         ends.append(len(text))
         if turn in (0, turns - 1):
             yield row

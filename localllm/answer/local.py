@@ -19,7 +19,7 @@ from localllm.answer.harmony import before_answer, before_call
 from localllm.answer.late_tools import history_of, name_of, ordered
 from localllm.answer.local_stream import LocalStream
 from localllm.answer.placeholders import has_images, images_of, without_images
-from localllm.answer.rendering import RenderedChat, render, shared_length, trunk_length
+from localllm.answer.rendering import RenderedChat, render, shared_length, shared_prefix_length
 from localllm.answer.request import AnswerRequest, Message
 from localllm.answer.splitter import AnswerScope, Splitter
 from localllm.answer.splitting import ThinkingFirst, answer_splitter
@@ -103,7 +103,7 @@ class LocalModel:
             model = self._others.pop(template, None)
             if model is None:
                 loaded = copy(self.loaded)
-                loaded.template, loaded.trunks = load_chat_template(loaded.file, template), {}
+                loaded.template, loaded.shared_prefixes = load_chat_template(loaded.file, template), {}
                 model = LocalModel(self.name, loaded, self._behaviour)
             self._others[template] = model
             while len(self._others) > TEMPLATES_KEPT:
@@ -184,7 +184,7 @@ class LocalModel:
             messages=None if request.before else prompt,
             images=prompt.images,
             constraint=constraint,
-            trunk=0 if request.before else trunk_length(self.loaded, messages, prompt.tokens, options),
+            shared_prefix=0 if request.before else shared_prefix_length(self.loaded, messages, prompt.tokens, options),
             pins=tuple(
                 Pin(shared_length(self.loaded, self.conversation(one.messages), prompt.tokens, options), one.seconds)
                 for one in request.pins

@@ -193,28 +193,28 @@ class RenderedChat:
         return self._tokenizer.encode(text, add_special=False, parse_special=True, literal=literal)
 
 
-def trunk_length(
+def shared_prefix_length(
     model: LoadedModel, messages: Sequence[Message], tokens: Sequence[int], options: Mapping[str, Any]
 ) -> int:
-    """How many of a prompt's tokens are its trunk, the prefix shared with other conversations; 0 if it is too short.
+    """How many of a prompt's tokens other conversations share with it; 0 if they are too few to be worth a place.
 
     That is the system text and tools with which every conversation of a program begins. tokens: of the messages as
-    `render` encodes them with these options. The trunk ends where a template writes something volatile, such as the
-    time. The model caches the last MOST_KEPT trunks.
+    `render` encodes them with these options. The shared prefix ends where a template writes something volatile, such as
+    the time. The model caches the last MOST_KEPT shared prefixes.
     """
     head = list(takewhile(lambda message: message.get("role") in SYSTEM_ROLES, messages))
     key = json.dumps([head, options], default=repr)
     if len(key) < LEAST_CHARACTERS or has_images(head):
         return 0
-    if (kept := model.trunks.get(key)) is None:
+    if (kept := model.shared_prefixes.get(key)) is None:
         try:
             kept = render(model, [*head, _STAND_IN], **options).tokens
         except TemplateError as error:  # the template rejects such a conversation
             log.info("The end of system text and tools is not known: %s", error)
             return 0
-        model.trunks[key] = kept
-        while len(model.trunks) > MOST_KEPT:
-            model.trunks.pop(next(iter(model.trunks)), None)
+        model.shared_prefixes[key] = kept
+        while len(model.shared_prefixes) > MOST_KEPT:
+            model.shared_prefixes.pop(next(iter(model.shared_prefixes)), None)
     return common_prefix(kept, tokens)
 
 
@@ -223,7 +223,7 @@ def shared_length(
 ) -> int:
     """How many of a prompt's tokens belong to the messages of its beginning; 0 if that is not known.
 
-    tokens, options: as for trunk_length. Images are not encoded again, so a beginning with images is not known.
+    tokens, options: as for shared_prefix_length. Images are not encoded again, so a beginning with images is not known.
     """
     if has_images(beginning):
         return 0

@@ -32,7 +32,7 @@ from gguf_io.system import make_folder, read_file
 from localllm.engine.disk_eviction import ROOT, StoredFile, first_to_go, pinned
 from localllm.engine.file_digest import FileDigest
 from localllm.engine.pins import Pin, PinRecord
-from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
+from localllm.engine.prefix_cache import PREFIX_SHARE, common_prefix
 from localllm.engine.segment_file import DamagedSegmentError, read_header, read_kv, read_state, write_segment
 from localllm.files import TEMPORARY, listed, stale, write_whole
 
@@ -51,7 +51,7 @@ _DIGESTS = "digests.json"  # of model files, below the root
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST}}}")
 _SEGMENT_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.([0-9a-f]{{{2 * _DIGEST}}})\.kv")
 _PIN_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.pin")
-_TRUNK_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.trunk")
+_PREFIX_NAME = re.compile(rf"([0-9a-f]{{{2 * _DIGEST}}})\.trunk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class DiskCache:
             self._turn_off(error)
 
     def pin(self, tokens: Sequence[int]) -> None:
-        """Pin the segments of a trunk, except a partial last one: they are evicted after unpinned ones."""
+        """Pin the segments of a shared prefix, except a partial last one: they are evicted after unpinned ones."""
         end = self._pinnable(tokens)
         if not end:
             return
@@ -230,7 +230,7 @@ class DiskCache:
                 os.utime(path)
                 return
             model = next((str(file.path) for file in self.digest.files), "")
-            about = Trunk(model, len(tokens), time.time())
+            about = SharedPrefix(model, len(tokens), time.time())
             write_whole(path, json.dumps(asdict(about)).encode(), lasting=False)
         except OSError as error:
             self._turn_off(error)
@@ -291,9 +291,9 @@ class DiskCache:
         excess = sum(file.size for file in files) - self._limit
         if excess <= 0:
             return
-        trunks = [file.path for file in sorted(_stored_files(self._root, _TRUNK_NAME), key=lambda file: -file.used)]
+        shared = [file.path for file in sorted(_stored_files(self._root, _PREFIX_NAME), key=lambda file: -file.used)]
         kept = (
-            pinned(files, trunks, int(TRUNK_SHARE * self._limit)),
+            pinned(files, shared, int(PREFIX_SHARE * self._limit)),
             pinned(files, self._pins(), int(self._pinned_share * self._limit)),
         )
         for size, path in first_to_go(files, *kept):
@@ -364,25 +364,25 @@ def disk_cache_folder() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Trunk:
-    """A pinned trunk: the model's file, the number of tokens, and the last use (seconds since 1970)."""
+class SharedPrefix:
+    """A pinned shared prefix: the model's file, the number of tokens, and the last use (seconds since 1970)."""
 
     model: str
     tokens: int
     used: float
 
 
-def stored_trunks(model: Path) -> list[Trunk]:
-    """A model file's trunks whose pinned segments are all still on disk, most recently used first."""
+def stored_prefixes(model: Path) -> list[SharedPrefix]:
+    """A model file's shared prefixes whose pinned segments are all still on disk, most recently used first."""
     found = []
-    for file in _stored_files(disk_cache_folder(), _TRUNK_NAME):
+    for file in _stored_files(disk_cache_folder(), _PREFIX_NAME):
         try:
-            trunk = Trunk(**json.loads(read_file(file.path)))
+            prefix = SharedPrefix(**json.loads(read_file(file.path)))
         except (OSError, ValueError, TypeError):  # another process removed it, or it is damaged
             continue
-        if trunk.model == str(model) and _leads_to(file.path.parent, file.path.name.partition(".")[0]):
-            found.append(replace(trunk, used=file.used / 1e9))
-    return sorted(found, key=lambda trunk: -trunk.used)
+        if prefix.model == str(model) and _leads_to(file.path.parent, file.path.name.partition(".")[0]):
+            found.append(replace(prefix, used=file.used / 1e9))
+    return sorted(found, key=lambda prefix: -prefix.used)
 
 
 def _leads_to(folder: Path, digest: str) -> bool:

@@ -62,7 +62,7 @@ def sequence_of(
         KeySpace(adapters, request.namespace),
         request.background,
         request.persist,
-        request.trunk if is_whole(request.trunk) else 0,
+        request.shared_prefix if is_whole(request.shared_prefix) else 0,
         pins,
     )
 

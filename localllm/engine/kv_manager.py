@@ -140,12 +140,12 @@ class KVManager:
         self._tell_images(handle, sequence.images)
         if self._runner.info.window_tokens and not sequence.background:
             branch = self.cache.match(sequence.space, tokens)
-            ends = (sequence.trunk, *(pin.tokens for pin in sequence.pins))
+            ends = (sequence.shared_prefix, *(pin.tokens for pin in sequence.pins))
             whole = (end // SEGMENT_TOKENS * SEGMENT_TOKENS for end in ends)
             self._windows[sequence] = sorted({branch, *ends, *whole, len(sequence.tokens)})
         if not self._can_truncate and not sequence.background:
             self._marks[sequence] = mark_places(
-                len(sequence.tokens), (sequence.trunk, *(pin.tokens for pin in sequence.pins))
+                len(sequence.tokens), (sequence.shared_prefix, *(pin.tokens for pin in sequence.pins))
             )
         if self.copies and isinstance(self.cache, PrefixCache):
             self.cache.release_where(self.copies.holds)
@@ -404,9 +404,9 @@ class KVManager:
         """Put a runner's sequence of all computed tokens into the cache, and schedule copying it."""
         tokens = sequence.tokens[: sequence.computed]
         self.cache.insert(sequence.space, tokens, handle)
-        trunk = sequence.trunk if sequence.trunk <= len(tokens) else 0
-        if trunk:
-            self.cache.pin(sequence.space, tokens[:trunk])
+        shared_prefix = sequence.shared_prefix if sequence.shared_prefix <= len(tokens) else 0
+        if shared_prefix:
+            self.cache.pin(sequence.space, tokens[:shared_prefix])
         pins = [pin for pin in sequence.pins if pin.tokens <= len(tokens)]
         for pin in pins:
             self.cache.keep(sequence.space, tokens[: pin.tokens], pin)
@@ -415,7 +415,7 @@ class KVManager:
         if disk or self.copies:
             if self.spiller is None:
                 self.spiller = Spiller(self._runner, self.cache, self.copies, self._wake_engine)
-            self.spiller.later(sequence.space, tokens[:text], disk, min(trunk, text), pins)
+            self.spiller.later(sequence.space, tokens[:text], disk, min(shared_prefix, text), pins)
 
     def _disk_of(self, sequence: TokenSequence) -> DiskCache | None:
         """The disk tier for a sequence's KV, separate for each key space; None without one."""

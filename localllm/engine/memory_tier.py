@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from localllm.engine.disk_cache import SEGMENT_TOKENS, missing_segments
 from localllm.engine.pins import Pin, Pins
-from localllm.engine.prefix_cache import TRUNK_SHARE, common_prefix
+from localllm.engine.prefix_cache import PREFIX_SHARE, common_prefix
 from localllm.engine.sequence import KeySpace
 
 _TOKEN_BYTES = 8  # per token id in a list
@@ -46,8 +46,8 @@ class _Node:
 
 
 class MemoryTier:
-    """Segments of up to `limit` bytes in all. Evicts the least recently used from the ends of the trees, trunks
-    and pins last.
+    """Segments of up to `limit` bytes in all. Evicts the least recently used from the ends of the trees, shared
+    prefixes and pins last.
 
     Each space has its own tree. Not thread-safe: the engine's thread is the only caller.
     """
@@ -60,7 +60,7 @@ class MemoryTier:
         self.bytes = 0
         self._roots: dict[KeySpace, _Node] = {}
         self._ends: set[_Node] = set()
-        self._trunks: set[_Node] = set()
+        self._shared_prefixes: set[_Node] = set()
         self._clock = 0
 
     def find(self, space: KeySpace, tokens: Sequence[int]) -> list[MemorySegment]:
@@ -108,24 +108,24 @@ class MemoryTier:
             self._remove(
                 min(
                     self._ends - {made},
-                    key=lambda node: (node in pins, node in self._trunks, node.last_used),
+                    key=lambda node: (node in pins, node in self._shared_prefixes, node.last_used),
                     default=made,
                 )
             )
         self._roots = {space: root for space, root in self._roots.items() if root.children}
 
     def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
-        """Pin the segments of a trunk; over the limit for trunks, unpin the least recently used."""
+        """Pin the segments of a shared prefix; over the limit for them, unpin the least recently used prefix."""
         self._clock += 1
-        size, most = 0, TRUNK_SHARE * self.limit
+        size, most = 0, PREFIX_SHARE * self.limit
         for node, _ in self._follow(space, tokens):
             size += node.size
             if size > most:
                 break
             node.last_used = self._clock
-            self._trunks.add(node)
-        while sum(node.size for node in self._trunks) > most:
-            self._trunks.remove(min(self._trunks, key=lambda node: node.last_used))
+            self._shared_prefixes.add(node)
+        while sum(node.size for node in self._shared_prefixes) > most:
+            self._shared_prefixes.remove(min(self._shared_prefixes, key=lambda node: node.last_used))
 
     def keep(self, space: KeySpace, tokens: Sequence[int], pin: Pin) -> None:
         """Pin the segments of a prefix for a request."""
@@ -159,6 +159,6 @@ class MemoryTier:
             gone = going.pop()
             going += gone.children
             self._ends.discard(gone)
-            self._trunks.discard(gone)
+            self._shared_prefixes.discard(gone)
             self._pins.discard(gone)
             self.bytes -= gone.size

@@ -8,8 +8,8 @@ from localllm.engine.pins import Pin, Pins
 from localllm.engine.runner import Runner, reusable
 from localllm.engine.sequence import KeySpace
 
-# The maximum share of the memory, and of the disk tier, that pinned trunks may take.
-TRUNK_SHARE = 0.5
+# The maximum share of the memory, and of the disk tier, that pinned shared prefixes may take.
+PREFIX_SHARE = 0.5
 
 
 class _Node:
@@ -36,8 +36,8 @@ class PrefixCache:
 
     Each space has its own radix tree. Every leaf owns one sequence of the runner; inner nodes own none, because any
     leaf below holds their tokens. The runner shares pages, so a prefix of many conversations is stored once. Eviction
-    truncates the least recently used prefix, from its end; trunks and what requests pinned go last. The runner must be
-    able to truncate sequences (StateCache is for those that cannot). Only the engine's thread calls it.
+    truncates the least recently used prefix, from its end; shared prefixes and what requests pinned go last. The
+    runner must be able to truncate sequences (StateCache is for those that cannot). Only the engine's thread calls it.
     """
 
     def __init__(self, runner: Runner, pinned_tokens: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,7 +47,7 @@ class PrefixCache:
         self._pins: Pins[_Node] = Pins(clock)
         self._roots: dict[KeySpace, _Node] = {}
         self._leaves: set[_Node] = set()
-        self._trunks: set[_Node] = set()
+        self._shared_prefixes: set[_Node] = set()
         self._clock = 0
         self.tokens = 0  # cached; shared prefixes count once
         self.evicted_tokens = 0
@@ -97,7 +97,7 @@ class PrefixCache:
             leaf.edge = [*leaf.edge, *tokens[length:]]
         else:
             node = self._split(node, length)
-            if node.sequence is not None:  # a trunk or a pin, with which the new leaf's sequence starts
+            if node.sequence is not None:  # a shared prefix or a pin, with which the new leaf's sequence starts
                 self._runner.free_sequence(node.sequence)
                 self._leaves.discard(node)
                 node.sequence = None
@@ -109,16 +109,16 @@ class PrefixCache:
         self._touch(leaf)
 
     def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
-        """Pin a cached prefix as a trunk; over the limit for trunks, unpin the least recently used."""
-        most = int(TRUNK_SHARE * self._runner.info.pages_total) * self._runner.info.page_size
+        """Pin a shared prefix that is cached; over the limit for shared ones, unpin the least recently used."""
+        most = int(PREFIX_SHARE * self._runner.info.pages_total) * self._runner.info.page_size
         tokens = tokens[:most]
         root = self._roots.get(space)
         node, length = _walk(root, tokens) if root else (None, 0)
         if node is None or not 0 < length == len(tokens):
             return
-        self._trunks.add(self._split(node, length))
-        while sum(trunk.depth for trunk in self._trunks) > most:
-            self._trunks.remove(min(self._trunks, key=lambda trunk: trunk.last_used))
+        self._shared_prefixes.add(self._split(node, length))
+        while sum(node.depth for node in self._shared_prefixes) > most:
+            self._shared_prefixes.remove(min(self._shared_prefixes, key=lambda node: node.last_used))
 
     def keep(self, space: KeySpace, tokens: Sequence[int], pin: Pin) -> None:
         """Pin a cached prefix for a request."""
@@ -134,7 +134,7 @@ class PrefixCache:
         if not self._leaves:
             return False
         pins = self._pins.current()
-        leaf = min(self._leaves, key=lambda node: (node in pins, node in self._trunks, node.last_used))
+        leaf = min(self._leaves, key=lambda node: (node in pins, node in self._shared_prefixes, node.last_used))
         page = self._runner.info.page_size
         keep = max(leaf.start, (leaf.depth - max(pages, 1) * page) // page * page)
         self.evicted_tokens += leaf.depth - keep
@@ -190,8 +190,8 @@ class PrefixCache:
                     raise RuntimeError(f"prefix cache: {problem} at depth {node.depth}")
         if leaves != self._leaves or self.tokens != tokens or not all(root.children for root in self._roots.values()):
             raise RuntimeError("prefix cache: leaves, tokens or roots are not the trees'")
-        if not self._trunks | self._pins.current() <= {*self._nodes()}:
-            raise RuntimeError("prefix cache: a trunk or a pin is in no tree")
+        if not self._shared_prefixes | self._pins.current() <= {*self._nodes()}:
+            raise RuntimeError("prefix cache: a shared prefix or a pin is in no tree")
         return owned
 
     def tree(self) -> tuple[PrefixView, ...]:
@@ -214,7 +214,7 @@ class PrefixCache:
         return max(((reusable(self._runner, sequence, length), sequence) for sequence in owned), default=(0, -1))
 
     def _is_kept(self, node: _Node) -> bool:
-        return node in self._trunks or node in self._pins.current()
+        return node in self._shared_prefixes or node in self._pins.current()
 
     def _nodes(self) -> Iterator[_Node]:
         """All nodes but the roots, parents before their children."""
@@ -248,7 +248,7 @@ class PrefixCache:
         assert parent is not None and sequence is not None
         del parent.children[leaf.edge[0]]
         self._leaves.discard(leaf)
-        self._trunks.discard(leaf)
+        self._shared_prefixes.discard(leaf)
         self._pins.discard(leaf)
         self.tokens -= len(leaf.edge)
         if parent.children or parent.parent is None:

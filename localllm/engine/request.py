@@ -141,7 +141,7 @@ class GenerationRequest(RequestOptions):
     images: "Mapping[int, ImageRows]" = field(default_factory=dict)
     # How many first tokens of the prompt other conversations share (an agent's system text and tools, say); their KV is
     # evicted last, within a share of the memory and of the disk.
-    trunk: int = 0
+    shared_prefix: int = 0
     # Beginnings of the prompt that are evicted last for a time, within a share of the memory.
     pins: tuple[Pin, ...] = ()
 

@@ -27,7 +27,7 @@ class TokenSequence:
 
     The runner's sequence `handle` (None while there is none) stores the first `computed` tokens; after a step also its
     drafts, until they are verified. Decoding is the case of one pending token, prefill that of many. space: requests in
-    it share KV. background, persist, trunk and pins are the request's.
+    it share KV. background, persist, shared_prefix and pins are the request's.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TokenSequence:
         space: KeySpace,
         background: bool = False,
         persist: bool = True,
-        trunk: int = 0,
+        shared_prefix: int = 0,
         pins: Sequence[Pin] = (),
     ) -> None:
         self.tokens = list(prompt)
@@ -45,7 +45,7 @@ class TokenSequence:
         self.space = space
         self.background = background
         self.persist = persist
-        self.trunk = trunk
+        self.shared_prefix = shared_prefix
         self.pins = pins
         self.handle: int | None = None
         self.computed = 0
@@ -90,7 +90,7 @@ class TokenSequence:
 
     def replace(self, tokens: list[int]) -> None:
         """Continue with other tokens, none of them computed. The runner's sequence must be detached."""
-        self.tokens, self.computed, self.trunk, self.pins = tokens, 0, 0, ()
+        self.tokens, self.computed, self.shared_prefix, self.pins = tokens, 0, 0, ()
 
 
 def text_of_prompt(prompt: Sequence[int], rows: Mapping[int, ImageRows]) -> list[int]:

@@ -41,14 +41,14 @@ def told(error: Exception) -> str:
 class _Prefix:
     """A prefix to copy to main memory, and to `disk` unless None.
 
-    trunk: how many of its tokens are a trunk. pins: the request's. segments: still to be
+    shared_prefix: how many of its first tokens others share. pins: the request's. segments: still to be
     exported, each (start, stop, goes to main memory, goes to the disk); None until looked up.
     """
 
     space: KeySpace
     tokens: list[int]
     disk: DiskCache | None
-    trunk: int
+    shared_prefix: int
     pins: Sequence[Pin]
     segments: deque[tuple[int, int, bool, bool]] | None = None
 
@@ -57,7 +57,7 @@ class _Prefix:
 class _Write:
     """A segment of KV to write, tokens[start:], with the state after it.
 
-    Without `kv`, what to pin: for a request if there is a `pin`, else a trunk.
+    Without `kv`, what to pin: for a request if there is a `pin`, else a shared prefix.
     """
 
     disk: DiskCache
@@ -104,20 +104,20 @@ class Spiller:
         space: KeySpace,
         tokens: Sequence[int],
         disk: DiskCache | None,
-        trunk: int = 0,
+        shared_prefix: int = 0,
         pins: Sequence[Pin] = (),
     ) -> None:
-        """Queue a prefix to be copied, and written to `disk` unless None, with its first `trunk` tokens pinned.
+        """Queue a prefix to be copied, and written to `disk` unless None, with its first `shared_prefix` tokens pinned.
 
         disk: None for fewer than LEAST_TOKENS tokens.
         """
         if disk is not None and not disk.enabled:
             disk = None
         if disk is not None and not disk.ready:
-            self._undigested.append(_Prefix(space, list(tokens), disk, trunk, pins))
+            self._undigested.append(_Prefix(space, list(tokens), disk, shared_prefix, pins))
             disk = None
         if disk is not None or (self._copies is not None and len(tokens) >= LEAST_COPIED):
-            self._prefixes.append(_Prefix(space, list(tokens), disk, trunk, pins))
+            self._prefixes.append(_Prefix(space, list(tokens), disk, shared_prefix, pins))
 
     @property
     def waits(self) -> bool:
@@ -193,7 +193,7 @@ class Spiller:
 
     def _state(self, prefix: _Prefix, sequence: int, stop: int) -> bytes:
         """The state to store after a segment, at ends and at STATE_TOKENS' divisors and multiples; else empty."""
-        pinned = (prefix.trunk, *(pin.tokens for pin in prefix.pins))
+        pinned = (prefix.shared_prefix, *(pin.tokens for pin in prefix.pins))
         ends = len(prefix.tokens), *(length // SEGMENT_TOKENS * SEGMENT_TOKENS for length in pinned)
         between = stop % STATE_TOKENS == 0 or STATE_TOKENS % stop == 0
         if isinstance(self._runner, KeepsStates) and (between or stop in ends):
@@ -201,16 +201,16 @@ class Spiller:
         return b""
 
     def _pin(self, prefix: _Prefix) -> None:
-        """Pin the trunk of a prefix that has been exported, and what its request pinned."""
-        trunk = prefix.tokens[: prefix.trunk]
+        """Pin the shared prefix of a prefix that has been exported, and what its request pinned."""
+        shared_prefix = prefix.tokens[: prefix.shared_prefix]
         if self._copies is not None:
-            if trunk:
-                self._copies.pin(prefix.space, trunk)
+            if shared_prefix:
+                self._copies.pin(prefix.space, shared_prefix)
             for pin in prefix.pins:
                 self._copies.keep(prefix.space, prefix.tokens[: pin.tokens], pin)
         if prefix.disk is not None:
-            if trunk:
-                self._writes.put(_Write(prefix.disk, trunk))
+            if shared_prefix:
+                self._writes.put(_Write(prefix.disk, shared_prefix))
             for pin in prefix.pins:
                 self._writes.put(_Write(prefix.disk, prefix.tokens[: pin.tokens], pin=pin))
 

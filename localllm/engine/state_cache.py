@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from localllm.engine.inspection import PrefixView
 from localllm.engine.pins import Pin, Pins
-from localllm.engine.prefix_cache import TRUNK_SHARE
+from localllm.engine.prefix_cache import PREFIX_SHARE
 from localllm.engine.runner import Runner
 from localllm.engine.sequence import KeySpace
 
@@ -33,13 +33,13 @@ class _State:
     tokens: list[int]
     sequence: int
     last_used: int
-    trunk: bool = False
+    shared_prefix: bool = False
 
 
 class StateCache:
     """Replaces PrefixCache for a runner whose sequences are only usable whole.
 
-    Evicts states that another one continues before the others, each the least recently used first, trunks and
+    Evicts states that another one continues before the others, each the least recently used first, shared prefixes and
     pins last. Not thread-safe: the engine's thread is the only caller.
     """
 
@@ -94,13 +94,13 @@ class StateCache:
             self._touch(state)
 
     def pin(self, space: KeySpace, tokens: Sequence[int]) -> None:
-        """Pin a cached state as a trunk; over the limit for trunks, unpin the least recently used."""
+        """Pin the cached state of a shared prefix; over the limit for them, unpin the least recently used."""
         if state := self._exact(space, tokens):
-            state.trunk = True
+            state.shared_prefix = True
             self._touch(state)
-        trunks = sorted((state for state in self._states if state.trunk), key=lambda state: -state.last_used)
-        for old in trunks[max(int(TRUNK_SHARE * self._runner.info.max_sequences / 2), 1) :]:
-            old.trunk = False
+        shared = sorted((state for state in self._states if state.shared_prefix), key=lambda state: -state.last_used)
+        for old in shared[max(int(PREFIX_SHARE * self._runner.info.max_sequences / 2), 1) :]:
+            old.shared_prefix = False
 
     def keep(self, space: KeySpace, tokens: Sequence[int], pin: Pin) -> None:
         """Pin the longest cached state within a prefix for a request."""
@@ -115,7 +115,7 @@ class StateCache:
         pins = self._pins.current()
 
         def worth(state: _State) -> tuple[bool, bool, bool, int]:
-            return state in pins, state.trunk, not self._is_continued(state), state.last_used
+            return state in pins, state.shared_prefix, not self._is_continued(state), state.last_used
 
         state = min(self._states, key=worth)
         self._pins.discard(state)

@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 class LoadedModel:
     """A loaded model, made by `load_model`. Thread-safe, except `close`.
 
-    placement: its backend, where its bytes are, and why. trunks: prompts of system text and tools alone, cached by
-    localllm.answer.rendering. tool_histories: of conversations, kept by localllm.answer.late_tools.
+    placement: its backend, where its bytes are, and why. shared_prefixes: prompts of system text and tools alone,
+    cached by localllm.answer.rendering. tool_histories: of conversations, kept by localllm.answer.late_tools.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LoadedModel:
         self.template = template
         self.engine = engine
         self.placement = placement
-        self.trunks: dict[str, tuple[int, ...]] = {}
+        self.shared_prefixes: dict[str, tuple[int, ...]] = {}
         self.tool_histories: dict[Any, Any] = {}
         self._images_lock = threading.Lock()
         self._images: ImageReader | None = None

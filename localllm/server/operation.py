@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse
 
 from localllm.answer.request import AnswerRequest
 from localllm.answer.tool_calls.call import Schema
-from localllm.engine.disk_cache import stored_trunks
+from localllm.engine.disk_cache import stored_prefixes
 from localllm.engine.inspection_data import snapshot_data
 from localllm.server.errors import ApiError
 from localllm.server.service import ServiceDep
@@ -79,8 +79,8 @@ async def inspect(
     """A look inside the engine of a loaded model: its last steps, requests' timelines, prefixes and pages; no text.
 
     costs: the model's sizes and the machine's limits instead, by which steps can be predicted; null where unknown.
-    prompt: the seconds that a prompt of so many tokens should take here instead, null if unknown, and the trunks on
-    disk: tokens, and the last use in seconds since 1970.
+    prompt: the seconds that a prompt of so many tokens should take here instead, null if unknown, and the shared
+    prefixes on disk: tokens, and the last use in seconds since 1970.
     """
     _, entry = await service.find(model)
     loaded = service.models.loaded().get(entry.name)
@@ -93,8 +93,8 @@ async def inspect(
     if prompt is not None:
         threads = service.models.settings.threads
         seconds = await to_thread.run_sync(expected_prompt_s, loaded.file, prompt, threads)
-        trunks = await to_thread.run_sync(stored_trunks, loaded.file.path)
-        return {"seconds": seconds, "trunks": [{"tokens": trunk.tokens, "used": trunk.used} for trunk in trunks]}
+        prefixes = await to_thread.run_sync(stored_prefixes, loaded.file.path)
+        return {"seconds": seconds, "shared_prefixes": [{"tokens": one.tokens, "used": one.used} for one in prefixes]}
     return {"snapshot": snapshot_data(await asyncio.wrap_future(loaded.engine.inspect()))}
 
 

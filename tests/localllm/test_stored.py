@@ -46,7 +46,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
         "agents": kept(home / "localllm/agents/claude/request.json"),
         "settings": kept(home / "localllm/config.toml"),
     }
-    trunk = kept(home / CACHE / "kv" / ("0f" * 16) / f"{'3' * 32}.trunk")
+    shared_prefix = kept(home / CACHE / "kv" / ("0f" * 16) / f"{'3' * 32}.trunk")
     pin = kept(home / CACHE / "kv" / ("0f" * 16) / f"{'4' * 32}.pin")
     strange = [
         kept(home / "compiled/localllm-kernels/mine/photo"),
@@ -68,7 +68,7 @@ def test_everything_is_shown_and_what_may_go_goes(home: Path) -> None:
     told = CliRunner().invoke(application(), ["cache", *(word for name in caches for word in ("--free", name))])
     assert told.exit_code == 0 and "KiB" in told.stderr and "kernels: freed" in told.stderr
     gone = {what for what, path in places.items() if not path.exists()}
-    assert gone == set(caches) and not trunk.exists() and not pin.exists()
+    assert gone == set(caches) and not shared_prefix.exists() and not pin.exists()
     assert all(path.exists() for path in [*strange, outside])
 
 

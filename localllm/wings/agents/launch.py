@@ -159,7 +159,7 @@ def tell_cost(agent: "AgentProgram", server: LocalServer, endpoint: "AgentEndpoi
     tokens = counted_tokens(agent.name).get(endpoint.model, agent.first_prompt)
     try:
         told = server.ask("GET", f"/api/inspect?model={quote(endpoint.model, safe='')}&prompt={tokens}")
-        seconds, trunks = told["seconds"], told["trunks"]
+        seconds, prefixes = told["seconds"], told["shared_prefixes"]
     except LocalLLMError as error:  # for example a model that runs on another machine
         note(f"the cost of the first prompt is not known: {error}")
         return
@@ -168,10 +168,10 @@ def tell_cost(agent: "AgentProgram", server: LocalServer, endpoint: "AgentEndpoi
         return
     cost = f"about {human_time(seconds)} here" if seconds else "`localllm bench MODEL` measures how long that takes"
     note(f"the first prompt of {agent.name} has about {tokens:,} tokens: {cost}")
-    for trunk in trunks[:3]:
-        ago = human_time(max(time.time() - trunk["used"], 0))
-        note(f"on disk already: system text and tools of {trunk['tokens']:,} tokens, used {ago} ago")
-    if not trunks:
+    for prefix in prefixes[:3]:
+        ago = human_time(max(time.time() - prefix["used"], 0))
+        note(f"on disk already: system text and tools of {prefix['tokens']:,} tokens, used {ago} ago")
+    if not prefixes:
         note(f"nothing of it is on disk yet; `localllm warm {agent.name}` computes it in advance")
 
 

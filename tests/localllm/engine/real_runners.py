@@ -98,9 +98,11 @@ def open_real(kind: str, model: ModelFile, *, tokens: int = 2048) -> Runner:
     )
 
 
-def answer(engine: Engine, tokens: Sequence[int], most: int = 30, trunk: int = 0) -> Completion:
+def answer(engine: Engine, tokens: Sequence[int], most: int = 30, shared_prefix: int = 0) -> Completion:
     """A greedy answer of an engine without a thread, whose integrity is checked after each step."""
-    request = GenerationRequest(tuple(tokens), sampling=SamplingParams(temperature=0), max_tokens=most, trunk=trunk)
+    request = GenerationRequest(
+        tuple(tokens), sampling=SamplingParams(temperature=0), max_tokens=most, shared_prefix=shared_prefix
+    )
     stream = engine.submit(request)
     while engine.step():
         engine.check_integrity()

@@ -142,7 +142,7 @@ def test_an_unusable_folder_turns_it_off(tmp_path: Path, caplog: pytest.LogCaptu
     assert "no longer kept on disk" in caplog.text
 
 
-def test_a_folder_that_cannot_be_written_when_a_trunk_is_pinned_turns_it_off(
+def test_a_folder_that_cannot_be_written_when_a_shared_prefix_is_pinned_turns_it_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is made once the model files' digest is known, which may be long after the start."""
@@ -191,7 +191,7 @@ def test_a_segment_larger_than_the_limit_evicts_nothing(tmp_path: Path) -> None:
     assert cache.find(LONG) and not cache.find(LONG[100:300])
 
 
-def test_a_trunk_goes_with_the_segments_that_it_pins(tmp_path: Path) -> None:
+def test_a_shared_prefix_goes_with_the_segments_that_it_pins(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, "model", 20_000)
     for first in range(1, 9):
         tokens = [first] * SEGMENT_TOKENS
@@ -236,17 +236,17 @@ def test_an_engine_that_failed_ends_its_threads(tmp_path: Path, monkeypatch: pyt
     assert set(threading.enumerate()) <= others
 
 
-def test_a_trunk_that_was_removed_is_written_again(tmp_path: Path) -> None:
+def test_a_shared_prefix_that_was_removed_is_written_again(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, "model", 2**20)
     cache.pin(LONG)
-    (trunk,) = tmp_path.glob("*/*.trunk")
-    content = trunk.read_bytes()
-    os.utime(trunk, (1, 1))
+    (shared_prefix,) = tmp_path.glob("*/*.trunk")
+    content = shared_prefix.read_bytes()
+    os.utime(shared_prefix, (1, 1))
     cache.pin(LONG)
-    assert trunk.stat().st_mtime > 1 and trunk.read_bytes() == content
-    trunk.unlink()
+    assert shared_prefix.stat().st_mtime > 1 and shared_prefix.read_bytes() == content
+    shared_prefix.unlink()
     cache.pin(LONG)
-    assert trunk.exists() and cache.enabled
+    assert shared_prefix.exists() and cache.enabled
 
 
 WRITER = """

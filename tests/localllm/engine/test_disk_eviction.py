@@ -83,7 +83,7 @@ def ends(paths: list[Path] | set[Path]) -> str:
     return "".join(path.name.split(".")[1][0] for path in paths)
 
 
-def trunk(folder: Path, letter: str) -> Path:
+def shared_prefix(folder: Path, letter: str) -> Path:
     return folder / f"{letter * 32}.trunk"
 
 
@@ -104,13 +104,16 @@ def test_a_parent_stays_as_long_as_what_follows_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("most", "found"), [(9, ""), (10, "a"), (19, "a"), (20, "ab"), (29, "ab"), (30, "abd"), (99, "abd")]
 )
-def test_trunks_are_pinned_from_their_beginnings_up_to_the_limit(tmp_path: Path, most: int, found: str) -> None:
-    """The second trunk shares its beginning with the first one, which counts once."""
+def test_shared_prefixes_are_pinned_from_their_beginnings_up_to_the_limit(
+    tmp_path: Path, most: int, found: str
+) -> None:
+    """The second shared prefix shares its beginning with the first one, which counts once."""
     files = segments(tmp_path, "0a", "ab", "ad", "0c")
-    assert ends(sorted(pinned(files, [trunk(tmp_path, "b"), trunk(tmp_path, "d")], most))) == "".join(sorted(found))
+    shared = [shared_prefix(tmp_path, letter) for letter in "bd"]
+    assert ends(sorted(pinned(files, shared, most))) == "".join(sorted(found))
 
 
-def test_a_trunk_whose_segments_form_a_circle_is_pinned_once(tmp_path: Path) -> None:
+def test_a_shared_prefix_whose_segments_form_a_circle_is_pinned_once(tmp_path: Path) -> None:
     files = segments(tmp_path, "ba", "ab")
-    assert ends(sorted(pinned(files, [trunk(tmp_path, "a")], 100))) in ("ab", "ba")
-    assert pinned(files, [trunk(tmp_path, "c")], 100) == set()
+    assert ends(sorted(pinned(files, [shared_prefix(tmp_path, "a")], 100))) in ("ab", "ba")
+    assert pinned(files, [shared_prefix(tmp_path, "c")], 100) == set()

@@ -167,7 +167,7 @@ class Work:
             context_limit=self.one_of(None, int(self.chance.integers(12, 100))),
             context_policy=ContextPolicy.ROLLING if rolling else ContextPolicy.REFUSE,
             constraint=constraint,
-            trunk=self.one_of(0, 0, len(prompt) // 2, len(prompt) - 1),
+            shared_prefix=self.one_of(0, 0, len(prompt) // 2, len(prompt) - 1),
             prompt_logprobs=None if rolling else self.one_of(None, None, None, 0, 2),
         )
         in_memory = (self.runner.info.pages_total - 1) * self.runner.info.page_size

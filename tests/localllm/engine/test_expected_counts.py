@@ -77,7 +77,7 @@ def test_the_counts_are_those_with_which_the_request_then_starts(
             asked, silent = engines()
         first, other = chats[random.integers(4)], chats[random.integers(4)]
         prompt = [*first[: random.integers(20, 300)], *other[: random.integers(1, 40)]]
-        request = asking(prompt, trunk=16 if turn % 3 else 0)
+        request = asking(prompt, shared_prefix=16 if turn % 3 else 0)
         before = asked.stats(), asked.kv.cache.tree()
         foretold = [told(asked, asking(each)) for each in (*chats, prompt)]
         assert (asked.stats(), asked.kv.cache.tree()) == before

@@ -209,20 +209,20 @@ def test_long_chains_go_segment_by_segment_from_their_ends(short_segments: None)
     assert left == [24, 16, 8, 0]
 
 
-def test_trunks_that_take_exactly_their_share_all_stay(short_segments: None) -> None:
+def test_shared_prefixes_that_take_exactly_their_share_all_stay(short_segments: None) -> None:
     tier = MemoryTier(4 * 8 * 12)
-    trunks = [1] * 8, [2] * 8  # half of the limit
-    for trunk in trunks:
-        copy(tier, trunk)
-        tier.pin(SPACE, trunk)
+    shared_prefixes = [1] * 8, [2] * 8  # half of the limit
+    for shared_prefix in shared_prefixes:
+        copy(tier, shared_prefix)
+        tier.pin(SPACE, shared_prefix)
     for token in (3, 4, 5, 6):
         copy(tier, [token] * 8)
-    assert all(tier.holds(SPACE, trunk) for trunk in trunks)
+    assert all(tier.holds(SPACE, shared_prefix) for shared_prefix in shared_prefixes)
     copy(tier, [7] * 8)
     tier.pin(SPACE, [7] * 8)
     for token in (3, 4, 5, 6):
         copy(tier, [token] * 8)
-    assert [tier.holds(SPACE, trunk) for trunk in (*trunks, [7] * 8)] == [False, True, True]
+    assert [tier.holds(SPACE, shared_prefix) for shared_prefix in (*shared_prefixes, [7] * 8)] == [False, True, True]
 
 
 def test_a_segment_may_fill_the_limit_and_no_more(short_segments: None) -> None:

@@ -75,7 +75,7 @@ def test_a_released_end_leaves_the_shared_part_that_is_stored_nowhere_else() -> 
 
 
 @pytest.mark.parametrize("by_request", [False, True])
-def test_a_continuation_of_a_trunk_or_a_pin_is_evicted_before_it(by_request: bool) -> None:
+def test_a_continuation_of_a_shared_prefix_or_a_pin_is_evicted_before_it(by_request: bool) -> None:
     cached = Cached(SHARED)
     if by_request:
         cached.cache.keep(SPACE, SHARED, Pin(len(SHARED), 1000))
@@ -120,14 +120,14 @@ def test_a_holder_starts_with_all_asked_tokens() -> None:
     assert cached.cache.holder(OTHER, LEFT) is None
 
 
-def test_trunks_take_at_most_half_of_the_memory_and_the_oldest_is_unpinned() -> None:
+def test_shared_prefixes_take_at_most_half_of_the_memory_and_the_oldest_is_unpinned() -> None:
     first, second, newest = ([at] * 16 for at in (1, 2, 3))
     cached = Cached(pages=16, page_size=4)
-    for trunk in (first, second):
-        cached.add(trunk)
-        cached.cache.pin(SPACE, trunk)
+    for shared_prefix in (first, second):
+        cached.add(shared_prefix)
+        cached.cache.pin(SPACE, shared_prefix)
     cached.add(newest)
-    assert cached.cache.evict(4)  # both trunks fit into half of 64 tokens, so the newest prefix goes
+    assert cached.cache.evict(4)  # both shared prefixes fit into half of 64 tokens, so the newest prefix goes
     assert cached.found(first, second, newest) == [16, 16, 0]
     cached.add([4])
     cached.cache.pin(SPACE, [4])

@@ -151,7 +151,7 @@ def test_windows_at_branches_and_fixed_distances_are_kept(
 def test_turns_and_edits_compute_what_is_new(path: Path, runner: Counting, reference: NativeRunner) -> None:
     engine = Engine(runner, FakeVocabulary())
     system, question, other = text(6, 300), text(7, 200), text(8, 100)
-    first = answer(engine, system + question, most=60, trunk=len(system))
+    first = answer(engine, system + question, most=60, shared_prefix=len(system))
     history = [*system, *question, *first.token_ids]
     second = answer(engine, history + other, most=60)
     longer = [*history, *other, *second.token_ids]

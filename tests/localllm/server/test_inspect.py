@@ -66,7 +66,9 @@ def test_a_server_tells_what_a_prompt_costs(server: Server) -> None:
     with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
         assert http.post("/v1/completions", json={"model": MODEL, "prompt": "Once", "max_tokens": 1}).status_code == 200
         told = http.get("/api/inspect", params={"model": MODEL, "prompt": 1000}).json()
-        assert told.keys() == {"seconds", "trunks"} and all(one.keys() == {"tokens", "used"} for one in told["trunks"])
+        assert told.keys() == {"seconds", "shared_prefixes"} and all(
+            one.keys() == {"tokens", "used"} for one in told["shared_prefixes"]
+        )
         assert http.get("/api/inspect", params={"model": MODEL, "prompt": 0}).status_code == 400
 
 
