@@ -28,7 +28,7 @@ log = logging.getLogger("localllm.kernels")
 
 
 class _WrongKernelError(Exception):
-    """A build whose results differ from its source's."""
+    """A build whose results differ from its source's, or on Windows one that does what the processor refuses."""
 
 
 def build(kernel: Kernel, only_portable: bool = False) -> CachedKernel | None:
@@ -52,10 +52,13 @@ def build(kernel: Kernel, only_portable: bool = False) -> CachedKernel | None:
 def _check(kernel: Kernel, function: Function, code: bytes) -> None:
     """Load the code; raise _WrongKernelError if its results differ from the function's on any sample."""
     compiled = EntryPoint(load_object(code, kernel.symbol))
-    if kernel.samples is not None and differing(kernel.samples(), compiled, function):
-        raise _WrongKernelError(
-            f"kernel {kernel.name}: as compiled for {TARGET.cpu} ({TARGET.isa}), its results are wrong"
-        )
+    build = f"kernel {kernel.name}: as compiled for {TARGET.cpu} ({TARGET.isa})"
+    try:
+        wrong = kernel.samples is not None and differing(kernel.samples(), compiled, function)
+    except OSError as error:  # as which ctypes raises illegal instructions and addresses on Windows
+        raise _WrongKernelError(f"{build}, it crashes ({error})") from error
+    if wrong:
+        raise _WrongKernelError(f"{build}, its results are wrong")
 
 
 def serve() -> None:

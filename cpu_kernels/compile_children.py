@@ -21,14 +21,15 @@ from typing import Any
 
 from cpu_kernels.cores import usable_cores
 from cpu_kernels.kernel_cache import CachedKernel, cache_directory, write_kernel
+from gguf_io.system import ABORTED
 
 CompileProgress = Callable[[int, int], None]
 """Called with the number of finished kernels and the total; may raise to cancel."""
 
 # Importing Numba takes a child as long as compiling two kernels.
 _KERNELS_PER_CHILD = 3
-# Signals of wrong code and of LLVM's failed assertions. On Windows, exit codes from here on are such exceptions.
-_CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, getattr(signal, "SIGBUS", signal.SIGSEGV))
+# Signals of wrong code; LLVM's failed assertions abort. On Windows, exit codes from here on are such exceptions.
+_CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGFPE, getattr(signal, "SIGBUS", signal.SIGSEGV))
 _LEAST_EXCEPTION = 0xC0000000
 _PORTABLE = "portable"
 """The word that asks a child for a build without this processor's special instructions."""
@@ -121,7 +122,7 @@ class _Child:
         self._errors.seek(-min(4096, self._errors.seek(0, os.SEEK_END)), os.SEEK_END)
         words = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
         how = f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
-        crashed = -code in _CRASHES or code >= _LEAST_EXCEPTION
+        crashed = -code in _CRASHES or code in ABORTED or code >= _LEAST_EXCEPTION
         return f"{how} ({words})" if words else how, crashed
 
     def _restart(self) -> bool:

@@ -17,10 +17,11 @@ ON_WINE = False
 """Whether this is Windows' API under Wine, which accepts some limits and does not enforce them."""
 if sys.platform == "win32":
     ON_WINE = hasattr(ctypes.windll.ntdll, "wine_get_version")
-    KILL, KILLED = signal.SIGTERM, int(signal.SIGTERM)
+    KILL, KILLED, STOP = signal.SIGTERM, int(signal.SIGTERM), signal.SIGINT
 else:
-    KILL, KILLED = signal.SIGKILL, -signal.SIGKILL
-"""The signal for os.kill that ends a process at once, and Popen's return code of a process that got it."""
+    KILL, KILLED, STOP = signal.SIGKILL, -signal.SIGKILL, signal.SIGTERM
+"""The signal for os.kill that ends a process at once, and Popen's return code of a process that got it; the signal for
+Forked.send_signal that asks a server to end."""
 
 
 def _can_link() -> bool:

@@ -11,8 +11,6 @@ from localllm.cli.main import main
 from localllm.errors import RequestError
 from localllm.front.terminal import ExitCode, reported_errors
 
-resource = pytest.importorskip("resource", reason="Windows has no such module")
-
 PROGRAM = [sys.executable, "-c", "from tui.main import main; main()"]
 
 
@@ -56,11 +54,12 @@ def test_wrong_calls_are_refused_in_one_sentence(
     assert out == ""
 
 
-def without_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
-
-
 def test_too_little_memory_is_not_a_bug() -> None:
+    resource = pytest.importorskip("resource", reason="Windows has no such module")
+
+    def without_memory() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+
     ended = called("run", "builtin", "hi", "--max-tokens", "1", preexec_fn=without_memory)
     assert ended.returncode == ExitCode.REFUSED, ended.stderr
     assert "does not fit into memory" in ended.stderr and "defect" not in ended.stderr

@@ -14,10 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from gguf_io.system import raise_file_limit
 from tests.systems import own_places
 from tests.waiting import PATIENCE_S
-
-resource = pytest.importorskip("resource", reason="Windows has no such module")
 
 MODEL = "stories260K-Q8_0"
 # Prologue that sets the time limit for request headers.
@@ -273,17 +272,8 @@ async def asked_raw(port: int, gate: asyncio.Event, held: asyncio.Semaphore) -> 
     return int(answer.split(b" ", 2)[1]), b"\r\nretry-after: " in answer.lower()
 
 
-@pytest.fixture
-def many_files() -> None:
-    """Allow a thousand connections in this process, if its owner may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-@pytest.mark.usefixtures("many_files")
 def test_a_thousand_at_once_get_an_answer_each(start_server: Any) -> None:
+    raise_file_limit()
     with start_server(begins=HEADERS_IN.format(PATIENCE_S)) as server:  # a slow machine needs time to connect them
         check_a_thousand(server)
 

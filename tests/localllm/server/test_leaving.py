@@ -3,7 +3,6 @@
 import json
 import re
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import httpx
 import pytest
 
 from tests.localllm.server.conftest import SLOWLY, Server, StartServer
-from tests.systems import needs_signals
+from tests.systems import STOP
 from tests.waiting import PATIENCE_S, eventually
 
 MODEL = "stories260K-Q8_0"
@@ -137,14 +136,13 @@ def test_a_reader_that_stops_pauses_only_itself(server: Any) -> None:
     eventually(lambda: busy(server) == (0, 0))
 
 
-@needs_signals
 def test_stopping_lets_requests_end(start_server: Any) -> None:
     with start_server(LOCALLLM_GRACE_S="600") as server:
         body = {**ENDLESS, "options": {"num_predict": 300, "temperature": 0}, "stream": True}
         with httpx.stream("POST", server.url + "/api/generate", json=body, timeout=PATIENCE_S) as answer:
             lines = answer.iter_lines()
             next(lines)
-            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(STOP)
             last = json.loads(list(lines)[-1])
         assert last["done"] and last["eval_count"] == 300
         assert server.process.wait() is not None
@@ -152,7 +150,6 @@ def test_stopping_lets_requests_end(start_server: Any) -> None:
             httpx.get(server.url + "/health", timeout=PATIENCE_S)
 
 
-@needs_signals
 def test_stopping_cancels_after_the_grace_time(start_server: Any) -> None:
     with start_server(LOCALLLM_GRACE_S="1") as server:
         connection = socket.socket()
@@ -163,7 +160,7 @@ def test_stopping_cancels_after_the_grace_time(start_server: Any) -> None:
             f"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
         )
         eventually(lambda: busy(server)[0] == 1)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(STOP)
         server.process.wait()
         connection.close()
 
@@ -228,7 +225,7 @@ def test_nothing_that_was_said_is_logged(start_server: Any) -> None:
         body = {"model": MODEL, "prompt": "my secret garden", "stream": False, "options": {"num_predict": 4}}
         answer = httpx.post(server.url + "/api/generate", json=body, timeout=PATIENCE_S).json()["response"]
         httpx.post(server.url + "/api/generate", json=body | {"options": {"secret garden": 1}}, timeout=PATIENCE_S)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(STOP)
         server.process.wait()
         log = server.log.read_text(encoding="utf-8")
     assert "secret" not in log and answer.strip() not in log

@@ -1,7 +1,6 @@
 """Progress of a model's load, and a server that is stopped during it."""
 
 import json
-import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from tests.localllm.server.conftest import MODEL, StartServer
-from tests.systems import needs_signals
+from tests.systems import STOP
 from tests.waiting import PATIENCE_S, eventually
 
 BODY = {"model": MODEL, "prompt": "Hi", "progress": True, "options": {"num_predict": 2}}
@@ -65,7 +64,6 @@ def test_what_fails_behind_the_first_line_is_a_line(
 
 
 @pytest.mark.slow
-@needs_signals
 def test_a_stop_does_not_wait_for_a_load(start_server: StartServer, tmp_path: Path) -> None:
     # Without compiled kernels a load takes a minute or more.
     with start_server(LOCALLLM_KERNEL_CACHE=str(tmp_path / "kernels"), LOCALLLM_GRACE_S="600") as server:
@@ -79,7 +77,7 @@ def test_a_stop_does_not_wait_for_a_load(start_server: StartServer, tmp_path: Pa
         asking.start()
         eventually(lambda: [model for model in in_memory(server.url) if model.get("loading")])
         assert httpx.get(server.url + "/health", timeout=PATIENCE_S).json()["models_loading"] == 1
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(STOP)
         server.process.wait()
         asking.join()
         assert answers[0].status_code == 503 and "shutting down" in answers[0].json()["error"]

@@ -14,7 +14,7 @@ from localllm.chats import SessionStore
 from localllm.library.suggestions import ranked
 from tests.localllm.server.conftest import SLOWLY
 from tests.picture_files import png
-from tests.systems import own_places
+from tests.systems import STOP, own_places
 from tests.waiting import PATIENCE_S, eventually
 
 MODEL, OTHER = "stories260K-Q8_0", "tinystories656K-Q8_0"
@@ -189,7 +189,7 @@ def test_a_server_that_stops_saves_and_does_not_wait_for_pages(start_server: Any
         eventually(lambda: client.chat(chat)["messages"][-1]["content"], "there is no text")
         with events(client, chat) as lines:
             next(lines)
-            server.process.terminate()
+            server.process.send_signal(STOP)
             list(lines)
         server.process.wait()
     assert stored(tmp_path, chat)
