@@ -6,6 +6,7 @@ are merged in order. So a row's result depends neither on the other rows nor on 
 different threads may compute the spans of a tile. Threads divide a step with few tiles by spans, any other by tiles.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import product
@@ -450,4 +451,4 @@ def attention_kernel(keys: KVType, values: KVType | None, group: int) -> Kernel:
 
     Its tiles have at least `group` columns, or the largest width of a register tile; none narrower is compiled.
     """
-    return _KERNELS[keys, values, next((width for width in WIDTHS if width >= group), WIDTHS[-1])]
+    return _KERNELS[keys, values, WIDTHS[min(bisect_left(WIDTHS, group), len(WIDTHS) - 1)]]

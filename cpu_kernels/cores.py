@@ -34,12 +34,12 @@ def usable_cores(cpus: Path = _CPUS, atoms: Path = _ATOMS) -> int:
     One thread of matrix products saturates a core; a second thread on it would only wait. Work is shared by speed, but
     every core takes part in each barrier and in the traffic to memory, which few fast cores use up.
     """
-    return min(_distinct_cores(_fast_ones(_affinity(), cpus, atoms), cpus), _allowed())
+    return min(_distinct_cores(_fast_ones(_affinity(), cpus, atoms), cpus), usable_processors())
 
 
 def usable_processors() -> int:
-    """The most threads that can run at the same time, hyper-threads included."""
-    return min(len(_affinity()), _allowed())
+    """The most threads that can run at the same time, hyper-threads included: within the CPU quota, at least one."""
+    return max(1, math.floor(min(len(_affinity()), processor_quota())))
 
 
 def processor_name(cpu_info: Path = _CPU_INFO) -> str:
@@ -76,11 +76,12 @@ def _fast_ones(processors: set[int], cpus: Path, atoms: Path) -> set[int]:
     """Those of the processors that are not much slower than the fastest of them; all if the system does not tell."""
     if fast := sysctl_number("hw.perflevel0.logicalcpu"):  # macOS binds no process to cores
         return set(range(min(fast, len(processors))))
-    speeds = {processor: _speed(cpus / f"cpu{processor}") for processor in processors}
-    classes = efficiency_classes()
-    slower = {processor for processor, found in classes.items() if found < max(classes.values())}
-    for processor in (listed(atoms) | slower) & processors:
-        speeds[processor] *= _LITTLE if is_arm(platform.machine()) else _ATOM
+    speeds, efficient, classes = dict[int, float](), listed(atoms), efficiency_classes()
+    fastest = max(classes.values(), default=0)
+    for processor in processors:
+        speeds[processor] = _speed(cpus / f"cpu{processor}")
+        if processor in efficient or classes.get(processor, fastest) < fastest:
+            speeds[processor] *= _LITTLE if is_arm(platform.machine()) else _ATOM
     least = _HELPS * max(speeds.values())
     return {processor for processor, speed in speeds.items() if speed >= least}
 
@@ -96,10 +97,14 @@ def _speed(processor: Path) -> float:
 def listed(path: Path) -> set[int]:
     """The numbers in a list of ranges such as 0-7,16; none without the file."""
     try:
-        ranges = [part.split("-") for part in path.read_text().strip().split(",") if part]
+        ranges = path.read_text().strip()
     except OSError:
         return set()
-    return {number for part in ranges for number in range(int(part[0]), int(part[-1]) + 1)}
+    numbers = set[int]()
+    for part in filter(None, ranges.split(",")):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def _affinity() -> set[int]:
@@ -119,9 +124,3 @@ def _distinct_cores(processors: set[int], cpus: Path) -> int:
 
             return min(len(processors), psutil.cpu_count(logical=False) or len(processors))
     return len(siblings)
-
-
-def _allowed() -> int:
-    """The CPU quota of this process's control groups in whole cores, at least one; without a quota, all processors."""
-    quota = processor_quota()
-    return len(_affinity()) if quota == math.inf else max(1, math.floor(quota))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.cores import listed
-from cpu_kernels.kernel import kernel, operation_of
+from cpu_kernels.kernel import kernel
+from cpu_kernels.program import operation_of
 from cpu_kernels.records import argument, share
 from cpu_kernels.simd.vectors import put_u8
 from cpu_kernels.threads import ThreadTeam

@@ -14,19 +14,14 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from operator import index
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from llvmlite import binding
-from numpy.typing import NDArray
 
 from cpu_kernels.arguments import Arguments
 from cpu_kernels.compile_children import CompileProgress, compile_in_children
 from cpu_kernels.kernel_cache import CachedKernel, read_kernel
-from cpu_kernels.memory import aligned_zeros
-from cpu_kernels.records import Op
 
 EntryPoint = ctypes.CFUNCTYPE(None, *([ctypes.c_int64] * 4))
 """Makes compiled code at an address a Python function that releases the GIL."""
@@ -58,6 +53,8 @@ class Kernel:
         arguments: type[Arguments] | None = None,
     ) -> None:
         self.name = name
+        self.symbol = f"localllm.{name}"
+        """Name of the C function in the kernel's object file."""
         self.arguments = arguments
         self.module = module
         self.make = make
@@ -65,11 +62,6 @@ class Kernel:
         self._address: int | None = None
         self._entry: Any = None
         _declared[name] = self
-
-    @property
-    def symbol(self) -> str:
-        """Name of the C function in the kernel's object file."""
-        return f"localllm.{self.name}"
 
     def load(self) -> bool:
         """Load from the cache unless already loaded; return whether the kernel is loaded now."""
@@ -101,9 +93,12 @@ class Kernel:
 def compile_all(kernels: Sequence[Kernel], progress: CompileProgress | None = None) -> None:
     """Load kernels from the cache, and compile missing ones, which may take seconds.
 
-    progress may raise to cancel; finished kernels stay in the cache. Raises KernelError.
+    progress: called only if some are missing. It may raise to cancel; finished kernels stay in the cache. Raises
+    KernelError.
     """
     missing = [kernel for kernel in kernels if not kernel.load()]
+    if not missing:
+        return
     # Compile attention first: it takes as long as all others together.
     missing.sort(key=lambda kernel: not kernel.name.startswith("attention."))
     ready = len(kernels) - len(missing)
@@ -112,34 +107,10 @@ def compile_all(kernels: Sequence[Kernel], progress: CompileProgress | None = No
         if progress is not None:
             progress(ready + done, len(kernels))
 
-    if missing:
-        built = compile_in_children([(kernel.module, kernel.name) for kernel in missing], show)
-        for kernel in missing:
-            kernel.use(built[kernel.name])
+    built = compile_in_children([(kernel.module, kernel.name) for kernel in missing], show)
+    for kernel in missing:
+        kernel.use(built[kernel.name])
     show(len(missing))
-
-
-def checked(kernel: Kernel, arguments: Arguments) -> list[int]:
-    """The arguments as a record holds them. Raises TypeError for those of another kernel, or one that is no integer."""
-    if type(arguments) is not kernel.arguments:
-        takes = kernel.arguments.__name__ if kernel.arguments else "no arguments"
-        raise TypeError(f"{kernel.name} takes {takes}, not {type(arguments).__name__}")
-    found = []
-    for name, value in vars(arguments).items():
-        try:
-            found.append(index(value))
-        except TypeError:
-            given = type(value).__name__
-            raise TypeError(f"{type(arguments).__name__}: {name} must be an integer, not {given}") from None
-    return found
-
-
-def operation_of(kernel: Kernel, arguments: Arguments) -> NDArray[np.generic]:
-    """The record of an operation that a thread team runs alone. Raises TypeError, see checked."""
-    record = aligned_zeros((int(Op.SIZE),), np.int64)
-    values = checked(kernel, arguments)
-    record[Op.ARGUMENTS : Op.ARGUMENTS + len(values)] = values
-    return record
 
 
 def find_kernel(name: str) -> Kernel:

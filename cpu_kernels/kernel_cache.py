@@ -27,7 +27,7 @@ import platformdirs
 from llvmlite import binding
 
 from cpu_kernels.isa import TARGET
-from gguf_io.system import OpenFolder, make_folder
+from gguf_io.system import OpenFolder, is_private, make_folder
 
 CACHE_VARIABLE = "LOCALLLM_KERNEL_CACHE"
 SUFFIX, _MEASURED_SUFFIX = ".kernel", ".measured"
@@ -68,7 +68,9 @@ def _imported(module: str, source: bytes) -> set[str]:
     """What a module may import: its package, and what import statements name."""
     names = {module.rpartition(".")[0]}
     for package, members in _IMPORT.findall(source.decode()):
-        names |= {package, *(f"{package}.{member}" for member in re.findall(r"\w+", members))}
+        names.add(package)
+        for member in re.findall(r"\w+", members):
+            names.add(f"{package}.{member}")
     return names
 
 
@@ -81,8 +83,9 @@ def _compilers() -> bytes:
         assert compiler is not None and compiler.origin is not None
         digest.update(Path(compiler.origin).with_name("_version.py").read_bytes())
     digest.update(f"{sys.implementation.cache_tag} {binding.llvm_version_info} {TARGET}".encode())
-    options = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("NUMBA_"))
-    digest.update("\n".join(options).encode())
+    for name in sorted(os.environ):
+        if name.startswith("NUMBA_"):
+            digest.update(f"{name}={os.environ[name]}\n".encode())
     with contextlib.suppress(OSError):
         digest.update(Path(".numba_config.yaml").read_bytes())
     return digest.digest()
@@ -136,7 +139,7 @@ def portable_kernels() -> list[str]:
 
 @functools.cache
 def _remove_unused(root: Path) -> None:
-    """Remove folders of kernels that no process has opened for a month.
+    """Remove folders of kernels that no process has used for a month, once in a process that writes some.
 
     A folder is recognised by its name, if it belongs to this user and holds only cache files; anything else is left
     alone, like what cannot be removed: another process may be removing it too. Files are removed by the names that were
@@ -146,7 +149,11 @@ def _remove_unused(root: Path) -> None:
     for name in filter(_FOLDER_NAME.fullmatch, os.listdir(root)):
         with contextlib.suppress(OSError), contextlib.closing(OpenFolder(root / name)) as folder:
             files = folder.names()
-            if folder.is_private() and folder.modified() < oldest and all(_is_ours(folder, each) for each in files):
+            if (
+                is_private(folder.place)
+                and folder.modified() < oldest
+                and all(_is_ours(folder, each) for each in files)
+            ):
                 for each in files:
                     folder.unlink(each)
                 os.rmdir(root / name)
@@ -163,28 +170,37 @@ def _warn(text: str) -> None:
 
 
 @functools.cache
-def _usable_folder(path: Path) -> OpenFolder | None:
-    """Open the cache, creating it for this user only; None if it is unusable (then kernels compile at every start).
+def _opened(path: Path) -> OpenFolder | None:
+    """Open a folder of kernels. None if others can write to it; raises OSError.
 
     All access goes through the folder opened and checked here, even if its path changes meaning later.
     """
-    try:
-        make_folder(path)
-        folder = OpenFolder(path)
-        # Files here are executed: if others could write to the folder, their code would run.
-        if not folder.is_private():
-            log.warning("kernel cache %s is writable by others; compiling without it", path)
-            folder.close()
-            return None
+    folder = OpenFolder(path)
+    # Files here are executed: if others could write to the folder, their code would run.
+    if not is_private(folder.place):
+        log.warning("kernel cache %s is writable by others; compiling without it", path)
+        folder.close()
+        return None
+    with contextlib.suppress(OSError):  # what may only be read is not removed either
         folder.touch()
-        probe = f"{secrets.token_hex(8)}{_UNFINISHED}"
-        folder.create(probe, b"")
-        folder.unlink(probe)
-        _remove_unused(path.parent)
+    return folder
+
+
+def _folder(module: str, *, create: bool = False) -> OpenFolder | None:
+    """A module's folder, created for this user only if asked for.
+
+    None if there is none, or if it is unusable: then kernels are compiled at every start.
+    """
+    path = cache_directory(module)
+    try:
+        if create:
+            make_folder(path)
+        return _opened(path)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         _warn(f"kernel cache {path.parent} cannot be used ({error.strerror}); kernels are compiled at every start")
         return None
-    return folder
 
 
 def read_kernel(module: str, name: str) -> CachedKernel | None:
@@ -198,7 +214,7 @@ def read_kernel(module: str, name: str) -> CachedKernel | None:
 
 def write_kernel(module: str, name: str, kernel: CachedKernel) -> None:
     """Write a module's kernel to the cache, atomically for other processes."""
-    _write(module, name + (_PORTABLE if kernel.portable else "") + SUFFIX, kernel.code, "it is compiled again")
+    _write(module, name + (_PORTABLE if kernel.portable else "") + SUFFIX, kernel.code)
 
 
 def read_measured(name: str) -> bytes | None:
@@ -208,12 +224,12 @@ def read_measured(name: str) -> bytes | None:
 
 def write_measured(name: str, data: bytes) -> None:
     """Store a measurement of these kernels on this machine."""
-    _write("", name + _MEASURED_SUFFIX, data, "it has to be measured again")
+    _write("", name + _MEASURED_SUFFIX, data)
 
 
 def _read(module: str, file: str, otherwise: str) -> bytes | None:
     """A file's content behind its digest. otherwise: the consequence to log if it cannot be used."""
-    folder = _usable_folder(cache_directory(module))
+    folder = _folder(module)
     if folder is None:
         return None
     try:
@@ -235,15 +251,16 @@ def _digest(module: str, file: str, content: bytes) -> bytes:
     return hashlib.sha256(f"{_fingerprint(module)}/{file}\0".encode() + content).digest()
 
 
-def _write(module: str, file: str, content: bytes, otherwise: str) -> None:
-    folder = _usable_folder(cache_directory(module))
+def _write(module: str, file: str, content: bytes) -> None:
+    folder = _folder(module, create=True)
     if folder is None:
         return
     unfinished = f"{secrets.token_hex(8)}{_UNFINISHED}"
     try:
         folder.create(unfinished, _digest(module, file, content) + content)
         folder.replace(unfinished, file)
+        _remove_unused(cache_root())
     except OSError as error:
-        log.warning("kernel cache: %s cannot be kept (%s); %s", file, error.strerror, otherwise)
+        _warn(f"kernel cache {cache_root()}: files cannot be kept ({error.strerror}); kernels are compiled again")
         with contextlib.suppress(OSError):
             folder.unlink(unfinished)

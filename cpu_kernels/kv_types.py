@@ -83,14 +83,15 @@ class Plane:
 
 @dataclass(frozen=True)
 class PageLayout:
-    """The planes of a page of keys or of values."""
+    """The planes of a page of keys or of values, in the order of their offsets."""
 
     planes: Sequence[Plane]
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one head's page."""
-        return sum(plane.nbytes for plane in self.planes)
+        last = self.planes[-1]
+        return last.offset + last.nbytes
 
 
 def key_layout(kind: KVType, padded: int) -> PageLayout:

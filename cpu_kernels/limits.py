@@ -57,17 +57,19 @@ def _quota(folder: Path, version_2: bool) -> float:
     if version_2:
         quota, period = (folder / "cpu.max").read_text().split()
     else:
-        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        quota, period = (folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text()
     return math.inf if quota == "max" or int(quota) < 0 else int(quota) / int(period)
 
 
 def _memory_left(folder: Path, version_2: bool) -> float:
     """A group's memory limit minus its usage without page cache, in bytes. Raises OSError if it lacks the files."""
-    names = ("memory.max", "memory.current") if version_2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    limit, used = ((folder / name).read_text().strip() for name in names)
+    most, current, prefix = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+    if version_2:
+        most, current, prefix = "memory.max", "memory.current", ""
+    limit, used = (folder / most).read_text().strip(), (folder / current).read_text()
     if limit == "max":
         return math.inf
-    fields = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
-    prefix = "" if version_2 else "total_"
-    cache = sum(int(fields.get(f"{prefix}{name}_file", 0)) for name in ("active", "inactive"))
+    words = (folder / "memory.stat").read_text().split()
+    fields = dict(zip(words[::2], words[1::2], strict=True))
+    cache = int(fields.get(f"{prefix}active_file", 0)) + int(fields.get(f"{prefix}inactive_file", 0))
     return int(limit) - int(used) + cache

@@ -26,7 +26,12 @@ def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generi
     """
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
-    return _zeros(size)[:size].view(kind).reshape(shape)
+    if sys.platform == "linux" and size >= _LARGE:
+        # In fresh small pages: the C library might reuse freed memory, and would have to zero it.
+        raw = _mapped(size, mmap.MADV_NOHUGEPAGE)
+    else:
+        raw = _aligned(np.zeros(size + ALIGNMENT, np.uint8), ALIGNMENT)
+    return raw[:size].view(kind).reshape(shape)
 
 
 def zeros_from_the_front(shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -66,16 +71,6 @@ def give_back(array: NDArray[np.generic]) -> None:
     size = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
     if size > 0:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
-
-
-def _zeros(size: int) -> NDArray[np.uint8]:
-    """At least `size` zero bytes. Large arrays are mapped in fresh small pages if the system supports that.
-
-    The C library might reuse freed memory, and would have to zero it.
-    """
-    if sys.platform == "linux" and size >= _LARGE:
-        return _mapped(size, mmap.MADV_NOHUGEPAGE)
-    return _aligned(np.zeros(size + ALIGNMENT, np.uint8), ALIGNMENT)
 
 
 class Arena:

@@ -1,6 +1,7 @@
 """A recorded forward pass: a table of operations on fixed buffers, run in one compiled call per step."""
 
 from collections.abc import Mapping, Sequence
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from cpu_kernels.arguments import Arguments
 from cpu_kernels.compile_children import CompileProgress
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import Kernel, checked, compile_all
+from cpu_kernels.kernel import Kernel, compile_all
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.records import TILE_WIDTHS, Barrier, Op, Stage, Step
 from cpu_kernels.sharing import LINE_BYTES, TURNS
@@ -19,8 +20,11 @@ class ProgramBuilder:
     """Collects operations in order. Arguments are addresses and sizes; the program keeps the arrays alive."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Mapping[int, Kernel], list[int]]] = []
-        self._keep: list[NDArray[np.generic]] = []
+        self.operations: list[tuple[str, list[int]]] = []
+        """For each operation the name of its kernel for a single row, and its record, without kernel addresses."""
+        self._kernels: list[Mapping[int, Kernel]] = []
+        self.kept: list[NDArray[np.generic]] = []
+        """Everything that lives as long as the program."""
         self.stage = Stage.ALL
         """Default stage of an operation: which rows it computes."""
 
@@ -40,23 +44,16 @@ class ProgramBuilder:
 
     def keep(self, array: NDArray[np.generic]) -> int:
         """Keep an array alive with the program; return its address."""
-        self._keep.append(array)
+        self.kept.append(array)
         return array.ctypes.data
-
-    @property
-    def kept(self) -> Sequence[NDArray[np.generic]]:
-        """Everything that lives as long as the program."""
-        return self._keep
 
     @property
     def kernels(self) -> list[Kernel]:
         """The distinct kernels of all operations."""
-        return list({kernel.name: kernel for kernels, _ in self._rows for kernel in kernels.values()}.values())
-
-    @property
-    def operations(self) -> list[tuple[str, list[int]]]:
-        """For each operation the name of its kernel for a single row, and its record, without kernel addresses."""
-        return [(kernels[1].name, record) for kernels, record in self._rows]
+        found: dict[Kernel, None] = {}
+        for kernels in self._kernels:
+            found |= dict.fromkeys(kernels.values())
+        return list(found)
 
     def add(
         self,
@@ -75,20 +72,22 @@ class ProgramBuilder:
             kernels = dict.fromkeys(TILE_WIDTHS, kernels)
         record = [0] * Op.SIZE
         record[Op.BARRIER], record[Op.STAGE] = int(barrier), int(self.stage if stage is None else stage)
-        values = checked(kernels[1], arguments)
+        values = _checked(kernels[1], arguments)
         record[Op.ARGUMENTS : Op.ARGUMENTS + len(values)] = values
-        self._rows.append((kernels, record))
-        return len(self._rows) - 1
+        self.operations.append((kernels[1].name, record))
+        self._kernels.append(kernels)
+        return len(self._kernels) - 1
 
     def build(self, progress: CompileProgress | None = None) -> "Program":
         """Compile the operations' kernels and return the runnable program. Raises KernelError."""
         compile_all(self.kernels, progress)
-        records = aligned_zeros((len(self._rows), Op.SIZE), np.int64)
-        for i, (kernels, record) in enumerate(self._rows):
+        records, names = aligned_zeros((len(self.operations), Op.SIZE), np.int64), []
+        for i, (name, record) in enumerate(self.operations):
             for column, width in enumerate(TILE_WIDTHS):
-                record[Op.KERNELS + column] = kernels[width].address
+                record[Op.KERNELS + column] = self._kernels[i][width].address
             records[i] = record
-        return Program(records, [kernels[1].name for kernels, _ in self._rows], self._keep)
+            names.append(name)
+        return Program(records, names, self.kept)
 
 
 class Program:
@@ -127,6 +126,14 @@ class Program:
         team.run(self._address, step)
 
 
+def operation_of(kernel: Kernel, arguments: Arguments) -> NDArray[np.generic]:
+    """The record of an operation that a thread team runs alone. Raises TypeError, see ProgramBuilder.add."""
+    record = aligned_zeros((int(Op.SIZE),), np.int64)
+    values = _checked(kernel, arguments)
+    record[Op.ARGUMENTS : Op.ARGUMENTS + len(values)] = values
+    return record
+
+
 def choose_width(rows: int) -> int:
     """The tile width with which products of this many rows take the least time.
 
@@ -148,3 +155,18 @@ def set_stage(step: NDArray[np.generic], stage: Stage, rows: int, width: int) ->
     step[Step.ROWS + stage] = rows
     step[Step.WIDTH + stage] = width
     step[Step.WIDTH_INDEX + stage] = TILE_WIDTHS.index(width)
+
+
+def _checked(kernel: Kernel, arguments: Arguments) -> list[int]:
+    """The arguments as a record holds them. Raises TypeError for those of another kernel, or one that is no integer."""
+    if type(arguments) is not kernel.arguments:
+        takes = kernel.arguments.__name__ if kernel.arguments else "no arguments"
+        raise TypeError(f"{kernel.name} takes {takes}, not {type(arguments).__name__}")
+    found = []
+    for name, value in vars(arguments).items():
+        try:
+            found.append(index(value))
+        except TypeError:
+            given = type(value).__name__
+            raise TypeError(f"{type(arguments).__name__}: {name} must be an integer, not {given}") from None
+    return found

@@ -133,7 +133,7 @@ def row_products(
 @cache
 def product_form(kernel: str) -> Form | None:
     """The form of activations that the kernel of this name multiplies; None if it is no matrix product."""
-    return format_named(_format(kernel)).form if _kind(kernel) is OperationKind.PRODUCTS else None
+    return format_named(_format(kernel)).form if ".matmul_" in kernel else None
 
 
 def _chosen(segments: int) -> int:

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.arguments import Arguments, indices_of
-from cpu_kernels.kernel import Function, Kernel, compile_all, kernel, operation_of
+from cpu_kernels.kernel import Function, Kernel, compile_all, kernel
 from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.program import operation_of
 from cpu_kernels.records import argument, share
 from cpu_kernels.simd.arithmetic import add_i32
 from cpu_kernels.simd.tiles import (

@@ -152,16 +152,16 @@ class ThreadTeam:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._control = aligned_zeros((_group(0, -(-threads // _GROUP_THREADS)) // 8,), np.int64)
+        groups = -(-threads // _GROUP_THREADS)
+        self._control = aligned_zeros(((_GROUPS + groups * _GROUP_BYTES) // 8,), np.int64)
         self._address = self._control.ctypes.data
         self._lines = aligned_zeros((threads * LINE_BYTES // 8,), np.int64)
         compile_all([lead, work])  # now, not while another thread waits at the barrier
-        self._workers = [
-            threading.Thread(target=self._work, args=(t,), name=f"localllm-kernel-{t}", daemon=True)
-            for t in range(1, threads)
-        ]
-        for worker in self._workers:
+        self._workers: list[threading.Thread] = []
+        for t in range(1, threads):
+            worker = threading.Thread(target=self._work, args=(t,), name=f"localllm-kernel-{t}", daemon=True)
             worker.start()
+            self._workers.append(worker)
 
     def run(self, program: int, step: int) -> None:
         """Run a program with a step record, given their addresses; return when all threads are done.

@@ -80,15 +80,17 @@ class ModelFile:
         self.states: tuple[FileState, ...] = tuple(part.state for part in parts)
         self.version: int = header.version
         self.alignment: int = header.alignment
-        tensors = [tensor for part in parts for tensor in part.header.tensors]
-        by_name = {tensor.name: tensor for tensor in tensors}
-        if len(by_name) != len(tensors):
-            raise ModelFileError(
-                f"{self.path}: tensors: a name occurs in more than one part. Download the parts again."
-            )
+        tensors: dict[str, TensorInfo] = {}
+        for part in parts:
+            for tensor in part.header.tensors:
+                if tensor.name in tensors:
+                    raise ModelFileError(
+                        f"{self.path}: tensors: {tensor.name} occurs in more than one part. Download the parts again."
+                    )
+                tensors[tensor.name] = tensor
         self._layout = translate(self.path, header, tensors)
         self.metadata: Metadata = self._layout.metadata if self._layout else header.metadata
-        self.tensors: Mapping[str, TensorInfo] = self._layout.tensors if self._layout else MappingProxyType(by_name)
+        self.tensors: Mapping[str, TensorInfo] = self._layout.tensors if self._layout else MappingProxyType(tensors)
         self.notes: tuple[str, ...] = tuple(self._layout.notes()) if self._layout else ()
         self.weights_bytes: int = sum(tensor.nbytes for tensor in self.tensors.values())
         self.derived: dict[object, Any] = {}

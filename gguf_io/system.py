@@ -50,14 +50,21 @@ class NotRegularError(OSError):
         super().__init__(errno.EINVAL, what, str(path))
 
 
-def open_regular(path: Path, *, follow_links: bool = True) -> int:
+def open_regular(path: Path, *, follow_links: bool = True, folder: int | None = None) -> int:
     """Open a regular file for reading. Returns its descriptor, which the caller closes.
 
     It does not wait for a pipe's writer. While the file is open, it may be renamed and deleted. follow_links: whether
-    the path itself may be a symbolic link. Raises OSError (NotRegularError for a pipe, device or folder), and
-    ValueError for a NUL in the path.
+    the path itself may be a symbolic link. folder: the descriptor of the folder that a relative path begins in. Raises
+    OSError (NotRegularError for a pipe, device or folder), and ValueError for a NUL in the path.
     """
-    return _open_regular(path, follow_links, None)
+    if sys.platform == "win32":
+        if os.path.isdir(path):  # or the error would be of missing rights
+            raise NotRegularError(path, is_folder=True)
+        fd = windows.open_file(path, windows.OPEN_EXISTING, writes=False)
+    else:
+        links = 0 if follow_links else os.O_NOFOLLOW
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links, dir_fd=folder)
+    return _checked(fd, path, follow_links)
 
 
 def read_file(path: Path, most: int = -1) -> bytes:
@@ -81,27 +88,12 @@ def make_folder(path: Path) -> None:
             raise
 
 
-def open_own(path: Path, *, new: bool) -> int:
+def open_own(path: Path, *, new: bool, folder: int | None = None) -> int:
     """Open a file of ours for reading and writing, which only this user may do; create it if it does not exist.
 
-    new: it must not exist. A link is never followed. While the file is open, it may be renamed and deleted. Returns its
-    descriptor, which the caller closes.
+    new: it must not exist. A link is never followed. While the file is open, it may be renamed and deleted. folder: as
+    for open_regular. Returns its descriptor, which the caller closes.
     """
-    return _open_own(path, new, None)
-
-
-def _open_regular(path: Path, follow_links: bool, folder: int | None) -> int:
-    if sys.platform == "win32":
-        if os.path.isdir(path):  # or the error would be of missing rights
-            raise NotRegularError(path, is_folder=True)
-        fd = windows.open_file(path, windows.OPEN_EXISTING, writes=False)
-    else:
-        links = 0 if follow_links else os.O_NOFOLLOW
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links, dir_fd=folder)
-    return _checked(fd, path, follow_links)
-
-
-def _open_own(path: Path, new: bool, folder: int | None) -> int:
     if sys.platform == "win32":
         fd = windows.open_file(path, windows.CREATE_NEW if new else windows.OPEN_ALWAYS, writes=True)
     else:
@@ -254,8 +246,10 @@ class OpenFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None
+        self.place: Path | int = path
+        """What functions take that accept a path or a descriptor."""
         if sys.platform != "win32":
-            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self.place = self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         elif not stat.S_ISDIR(os.lstat(path).st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(path))
 
@@ -264,21 +258,17 @@ class OpenFolder:
         if self._fd is not None:
             os.close(self._fd)
 
-    def is_private(self) -> bool:
-        """As the function of this name."""
-        return is_private(self._place)
-
     def modified(self) -> float:
         """When it was last touched, or an entry added or removed, in seconds since 1970."""
-        return os.stat(self._place).st_mtime
+        return os.stat(self.place).st_mtime
 
     def touch(self) -> None:
         """Set the time that `modified` returns to now."""
-        os.utime(self._place)
+        os.utime(self.place)
 
     def names(self) -> list[str]:
         """The names of its entries."""
-        return os.listdir(self._place)
+        return os.listdir(self.place)
 
     def is_regular(self, name: str) -> bool:
         """Whether an entry is a regular file, and no link to one."""
@@ -286,12 +276,13 @@ class OpenFolder:
 
     def read(self, name: str, most: int = -1) -> bytes:
         """The content of a regular file, at most `most` bytes of it if that is not negative."""
-        with os.fdopen(_open_regular(Path(self._named(name)), False, self._fd), "rb") as file:
+        fd = open_regular(Path(self._named(name)), follow_links=False, folder=self._fd)
+        with os.fdopen(fd, "rb") as file:
             return file.read(most)
 
     def create(self, name: str, content: bytes) -> None:
         """Write a new file that only this user can read. Raises FileExistsError."""
-        with os.fdopen(_open_own(Path(self._named(name)), True, self._fd), "wb") as file:
+        with os.fdopen(open_own(Path(self._named(name)), new=True, folder=self._fd), "wb") as file:
             file.write(content)
 
     def replace(self, source: str, target: str) -> None:
@@ -301,10 +292,6 @@ class OpenFolder:
     def unlink(self, name: str) -> None:
         """Remove an entry that is no folder."""
         os.unlink(self._named(name), dir_fd=self._fd)
-
-    @property
-    def _place(self) -> int | Path:
-        return self._path if self._fd is None else self._fd
 
     def _named(self, name: str) -> str:
         return os.path.join(self._path, name) if self._fd is None else name

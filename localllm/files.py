@@ -137,7 +137,7 @@ def walked(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 def listed(folder: Path, report: Callable[[OSError], object] = lambda _error: None) -> list[Path]:
     """The entries of a folder, sorted; none if there is none. report: receives why an existing one cannot be read."""
     try:
-        return sorted(Path(entry.path) for entry in os.scandir(folder))
+        return sorted(map(Path, os.scandir(folder)))
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a ValueError for a null character
         return []
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import ModuleType
 
 from gguf_io import ModelFile
 from gguf_io.errors import ModelFileError
@@ -19,9 +20,6 @@ from models.sizes.state import SlotSizes, StateSizes
 _LEAST_FACTOR = 1e-6
 _VOCABULARY = "tokenizer.ggml.tokens"
 _EMBEDDING_TENSOR = "token_embd.weight"
-# The kinds of layers with a state; the first that a file states is its own. A kind's module in models.layers has the
-# same name.
-_STATES = (scan, kda, delta_net, convolution)
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,6 @@ class ModelConfig:
     joins: int = 0
 
     @cached_property
-    def attends(self) -> tuple[bool, ...]:
-        """Whether each layer has attention."""
-        return self.attention.attends
-
-    @cached_property
     def recurs(self) -> tuple[bool, ...]:
         """Whether each layer has a state; a layer may have both."""
         return self.state.layers if self.state else (False,) * self.layers
@@ -87,12 +80,15 @@ class ModelConfig:
 
     def stores(self, layer: int) -> bool:
         """Whether a layer stores keys and values of its own."""
-        return self.attends[layer] and self.attention.kv_layers[layer] == layer
+        return self.attention.attends[layer] and self.attention.kv_layers[layer] == layer
 
     @property
     def last_stored(self) -> int:
         """The last layer that stores keys, values or a state; later layers affect only a row's own logits."""
-        return max(layer for layer in range(self.layers) if self.stores(layer) or self.recurs[layer])
+        layer = self.layers - 1
+        while not self.stores(layer) and not self.recurs[layer]:
+            layer -= 1
+        return layer
 
     @property
     def slot_sizes(self) -> SlotSizes | None:
@@ -128,7 +124,7 @@ def read_config(file: ModelFile) -> ModelConfig:
     Raises ModelFileError for a missing or out-of-range key, UnsupportedModelError for sizes that differ between layers.
     """
     metadata, name, layers = file.metadata, file.architecture, _layers(file)
-    kind = next((kind for kind in _STATES if kind.stated(file)), None)
+    kind = _state(file)
     query_heads = attention.query_heads(file, layers, may_lack=kind is scan)
     kv_heads = attention.kv_heads(file, query_heads, may_lack=kind is not None)
     embedding = metadata.get_int(f"{name}.embedding_length", minimum=1, maximum=MAX_WIDTH)
@@ -136,7 +132,7 @@ def read_config(file: ModelFile) -> ModelConfig:
     context = metadata.get_int(f"{name}.context_length", minimum=1, maximum=MAX_CONTEXT)
     mixture = experts.read(file, layers)
     network = feed_forward.read(file, layers, mixture)
-    attends = tuple(count > 0 for count in kv_heads)
+    attends = tuple(map(bool, kv_heads))
     state = kind.read(file, attends, network.widths) if kind else None
     if state:
         attends = state.attends(attends)
@@ -174,6 +170,18 @@ def reading_images(file: ModelFile, config: ModelConfig, together: int = 0) -> M
     if config.attention.latents or parallel:
         raise refusal(file, f"{file.architecture} has {'parallel streams' if parallel else 'latents'}, and images")
     return replace(config, images=replace(config.images, are_read=True, together=together))
+
+
+def _state(file: ModelFile) -> ModuleType | None:
+    """The kind of state that a file's layers have, as its module; that in models.layers has the same name."""
+    metadata, name = file.metadata, file.architecture
+    if name in scan.SCANS:
+        return scan
+    if f"{name}.{kda.HEAD}" in metadata:
+        return kda
+    if any(tensor.endswith(delta_net.BETA) for tensor in file.tensors):
+        return delta_net
+    return convolution if f"{name}.{convolution.REACH}" in metadata else None
 
 
 def _vocabulary(file: ModelFile) -> int:

@@ -61,7 +61,7 @@ class DecoderRecorder:
         self._recording, self._read = recording, read
         self.features = recording.rows(len(read) * recording.config.embedding) if read else None
         config = recording.config
-        if any(config.attends) and not config.attention.latents:
+        if any(config.attention.attends) and not config.attention.latents:
             self._attention = AttentionLayers(recording, store, ropes)
         self._dense: dict[int, FeedForwardLayers] = {}
         for width, mixes in zip(config.feed_forward.widths, config.mixes, strict=False):
@@ -128,7 +128,6 @@ class DecoderRecorder:
             self.record_layer(layer)
             if config.images.are_read and layer < config.images.layers:
                 recording.image_inputs(1 + layer)
-            recording.loader.check_all_used(config.layers, layer)
             if narrows and layer == config.last_stored:
                 self._narrow(layer + 1)
         if self.features:
@@ -174,7 +173,7 @@ class DecoderRecorder:
     def _mix(self, layer: int) -> None:
         """Record a layer's mixer: attention, a state, or both."""
         config = self._recording.config
-        attends, recurs = config.attends[layer], config.recurs[layer]
+        attends, recurs = config.attention.attends[layer], config.recurs[layer]
         if self._recurrent and recurs:
             self._recurrent.record(layer)
         if self._attention and attends:

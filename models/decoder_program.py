@@ -49,7 +49,7 @@ class DecoderProgram:
         self.recording = Recording(loader.builder, loader, config, architecture, self.rows, threads, self.adapters)
         self.ropes = Ropes(self.recording)
         chosen = choose_drafts(file, config, architecture, drafts)
-        self.read = layers_read(chosen, config)
+        self.read = layers_read(chosen, config) if isinstance(chosen, ModelFile) else ()
         self.recorder = DecoderRecorder(self.recording, self.store, self.ropes, self.read)
         self.logits = self.recorder.record()
         self.fields = step_fields(loader.builder, config, self.rows, threads, self.adapters)

@@ -16,7 +16,6 @@ import numpy as np
 from cpu_kernels.kv_types import PAGE_TOKENS
 from cpu_kernels.memory import aligned_zeros, zeros_from_the_front
 from models.config import ModelConfig
-from models.kv_layout import slot_bytes
 
 # Pages at the end of a step that keep slots, and the interval of earlier pages that do.
 _NEAR, _APART = 8, 16
@@ -33,7 +32,7 @@ class DeltaStates:
         """group: pages of a group. group_places: place numbers that a group spans in a page table."""
         sizes = config.slot_sizes
         assert sizes is not None
-        self.places = (group, group_places, slot_bytes(config), sizes.part_bytes)
+        self.places = (group, group_places, sizes.slot_bytes, sizes.part_bytes)
         layers = np.flatnonzero(sizes.layers).tolist()
         self._numbers = {layer: i for i, layer in enumerate(layers)}
         self.slots = zeros_from_the_front((slots, len(layers), sizes.slot_parts * sizes.part_bytes))

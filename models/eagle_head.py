@@ -31,14 +31,12 @@ _LAYERS_READ = 3
 _D2T, _EMBEDDING, _OUTPUT, _FEATURE_NORM = "d2t", "token_embd.weight", "output.weight", "enc.output_norm"
 
 
-def layers_read(head: ModelFile | ModelConfig | None, model: ModelConfig) -> tuple[int, ...]:
+def layers_read(head: ModelFile, model: ModelConfig) -> tuple[int, ...]:
     """The layers of the model whose inputs a head reads; the number of layers stands for the last one's output.
 
-    Empty if no head's file drafts. Raises ModelFileError if the head does not fit the model, UnsupportedModelError if
+    Raises ModelFileError if the head does not fit the model, UnsupportedModelError if
     these layers do not have a single residual stream that holds all rows.
     """
-    if not isinstance(head, ModelFile):
-        return ()
     metadata = head.metadata
     found = tuple(metadata.get_list(f"{EAGLE}.target_layers", int))
     width = metadata.get_int(f"{EAGLE}.target_hidden_size", minimum=1)

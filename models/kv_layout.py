@@ -10,6 +10,7 @@ from models.config import ModelConfig
 from models.errors import UnsupportedModelError
 from models.sizes.attention import Heads
 from models.sizes.convolution import ConvolutionSizes
+from models.sizes.state import SlotSizes
 
 KVTypes = tuple[KVType, KVType]
 """The types in which keys and values are stored."""
@@ -89,10 +90,17 @@ def window_layers(config: ModelConfig, architecture: Architecture) -> WindowLaye
         return None
     reads: dict[int, list[int]] = {}
     for layer, source in enumerate(config.attention.kv_layers):
-        reads.setdefault(source, []).append(architecture.window(config, layer) if config.attends[layer] else 0)
-    slides = {layer: max(widths) for layer, widths in reads.items() if min(widths) > 0 and config.stores(layer)}
-    found = WindowLayers(frozenset(slides), max(slides.values(), default=0), most_rows(config), architecture.chunked)
-    return found if slides and found.kept < config.context else None
+        reads.setdefault(source, []).append(
+            architecture.window(config, layer) if config.attention.attends[layer] else 0
+        )
+    slides: dict[int, int] = {}
+    for layer, widths in reads.items():
+        if min(widths) > 0 and config.stores(layer):
+            slides[layer] = max(widths)
+    if not slides:
+        return None
+    found = WindowLayers(frozenset(slides), max(slides.values()), most_rows(config), architecture.chunked)
+    return found if found.kept < config.context else None
 
 
 def heads_stored(config: ModelConfig, windows: WindowLayers | None) -> tuple[dict[int, Heads], dict[int, Heads]]:
@@ -119,21 +127,15 @@ def kv_bytes_per_token(config: ModelConfig, types: KVTypes) -> int:
     return page_bytes(config, types, kept) // PAGE_TOKENS
 
 
-def slot_bytes(config: ModelConfig) -> int:
-    """Bytes of a slot, 0 for a model without such states."""
-    sizes = config.slot_sizes
-    return sum(sizes.layers) * sizes.slot_parts * sizes.part_bytes if sizes else 0
-
-
-def slots_within(config: ModelConfig, budget: int) -> int:
+def slots_within(sizes: SlotSizes, budget: int) -> int:
     """Number of slots for a model whose keys, values and states together may take `budget` bytes."""
-    size = slot_bytes(config)
-    return min(max(budget // _SHARE // size, LEAST_SLOTS), _MOST_SLOTS) if size else 0
+    return min(max(budget // _SHARE // sizes.slot_bytes, LEAST_SLOTS), _MOST_SLOTS)
 
 
 def state_bytes(config: ModelConfig, budget: int) -> int:
     """Bytes of the KV budget that states in slots take, whatever the number of tokens."""
-    return slots_within(config, budget) * slot_bytes(config)
+    sizes = config.slot_sizes
+    return slots_within(sizes, budget) * sizes.slot_bytes if sizes else 0
 
 
 @cache

@@ -26,7 +26,6 @@ from models.kv_layout import (
     heads_bytes,
     heads_stored,
     page_bytes,
-    slot_bytes,
     slots_within,
 )
 from models.late_memory import Move
@@ -106,7 +105,10 @@ class PageStore:
         windows: the layers of which only the window is kept; None to keep all tokens of all layers.
         """
         self.types = types
-        slots = slots_within(config, budget_bytes)
+        sizes, budget, slots = config.slot_sizes, budget_bytes, 0
+        if sizes:
+            slots = slots_within(sizes, budget_bytes)
+            budget -= slots * sizes.slot_bytes
         kept, of_window = heads_stored(config, windows)
         self._page_bytes = page_bytes(config, types, kept)
         self._part_bytes = heads_bytes(of_window.values(), types)
@@ -114,7 +116,6 @@ class PageStore:
         self._page_bytes = max(self._page_bytes, least)
         self.bytes_per_token = self._page_bytes // PAGE_TOKENS
         self.window_bytes_per_token = self._part_bytes // PAGE_TOKENS
-        budget = budget_bytes - slots * slot_bytes(config)
         self.total = min(max(1, budget // self._page_bytes), _MOST_PAGES)
         self.arrays = PageArrays(kept, types, self.total)
         # The layer whose keys and values each layer reads: itself, or an earlier one.

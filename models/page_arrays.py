@@ -45,14 +45,15 @@ class PageArrays:
         self.groups = -(-count // self.group)
         self._of_window = of_window
         # Keys and values of each kind of layer (one array for latents, which are both): [group][layer][head][page][...]
-        self._kinds: dict[_Kind, list[NDArray[np.uint8]]] = {kind: [] for kind in counts}
+        self._kinds: dict[_Kind, list[NDArray[np.uint8]]] = {}
         self.all: list[tuple[NDArray[np.uint8], Ordered[Plane]]] = []
         """All arrays, each with the planes of a page; none for other data that is kept in pages."""
         for layer, (kind, number) in self._layers.items():
             for layout in page_layouts(heads[layer], types) if number == 0 else ():
                 shape = self.groups, counts[kind], kind[0], self.group, layout.page_bytes
-                self._kinds[kind].append(zeros_from_the_front(shape))
-                self.all.append((self._kinds[kind][-1], layout.planes))
+                pages = zeros_from_the_front(shape)
+                self._kinds.setdefault(kind, []).append(pages)
+                self.all.append((pages, layout.planes))
         self._resident = np.zeros(self.groups, np.bool_)
 
     def __contains__(self, layer: int) -> bool:

@@ -73,12 +73,16 @@ def _layer_like(file: ModelFile, config: ModelConfig, own: dict[str, tuple[int, 
     For models whose layers have either attention or experts, the attention tensors must match an attention layer, and
     the others an expert layer.
     """
-    attending = [one for one in range(config.layers) if config.attends[one]]
+    attending = [one for one in range(config.layers) if config.attention.attends[one]]
     if config.architecture not in ALONE:
         return next((one for one in attending if _shapes(file, one) == own), None)
     attention = {name: shape for name, shape in own.items() if name.startswith("attn_")}
     network = {name: shape for name, shape in own.items() if name not in attention and name != _SECOND_NORM}
-    others = (_shapes(file, one) for one in range(config.layers) if not config.attends[one] and not config.recurs[one])
+    others = (
+        _shapes(file, one)
+        for one in range(config.layers)
+        if not config.attention.attends[one] and not config.recurs[one]
+    )
     if not any({name: shape for name, shape in one.items() if name != "attn_norm.weight"} == network for one in others):
         return None
     return next((one for one in attending if _shapes(file, one) == attention), None)

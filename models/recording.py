@@ -82,7 +82,8 @@ def packed_activations(builder: ProgramBuilder, rows: int, longest: int, threads
             Act.WORDS: (values, np.int16),
             Act.WORD_UNITS: (blocks, np.float32),
         }
-        descriptors[index, list(parts)] = [builder.buffer(*part) for part in parts.values()]
+        for field, part in parts.items():
+            descriptors[index, field] = builder.buffer(*part)
     return builder.keep(descriptors)
 
 

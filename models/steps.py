@@ -79,9 +79,10 @@ def step_fields(
         Step.WANTED_SEGMENTS: (max_rows * _SEGMENT_FIELDS, np.int64),
         Step.SCRATCH: ((max(needs) + 4096) * threads, np.uint8),
     }
-    fields = {index: aligned_zeros((size,), dtype) for index, (size, dtype) in sizes.items()}
-    for array in fields.values():
-        builder.keep(array)
+    fields: dict[Step, NDArray[np.generic]] = {}
+    for index, (size, dtype) in sizes.items():
+        fields[index] = aligned_zeros((size,), dtype)
+        builder.keep(fields[index])
     return fields
 
 
@@ -116,10 +117,10 @@ class Steps:
         self._wanted, self._wanted_segments = fields[Step.WANTED], fields[Step.WANTED_SEGMENTS]
         self._narrows, self._longest_head = config.narrows, config.longest_head
         self._placed: Ordered[tuple[Sequence, int, int]] = ()
-        heads = zip(config.attention.layer_heads, config.attends, strict=True)
+        heads = zip(config.attention.layer_heads, config.attention.attends, strict=True)
         self._kinds = {(each.keys, each.group) for each, attends in heads if attends}
         self._step[Step.SCRATCH_STRIDE] = len(fields[Step.SCRATCH]) // team.threads // 64 * 64
-        self._parts = {field: aligned_zeros((0,), np.uint8) for field in (Step.PARTS, Step.WANTED_PARTS)}
+        self._parts = dict.fromkeys((Step.PARTS, Step.WANTED_PARTS), aligned_zeros((0,), np.uint8))
         self._stages = (0, 0)  # rows and rows with requested logits that the step record was written for
 
     def place(

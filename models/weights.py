@@ -18,9 +18,9 @@ from cpu_kernels.first_touch import memory_nodes, touch
 from cpu_kernels.formats.table import WEIGHT_FORMATS, WORD_FORMATS
 from cpu_kernels.formats.weight_format import Repack, WeightFormat
 from cpu_kernels.isa import POLICY
-from cpu_kernels.kernel import Kernel, operation_of, release_linker
+from cpu_kernels.kernel import Kernel, release_linker
 from cpu_kernels.memory import ALIGNMENT, Arena, aligned_zeros
-from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.program import ProgramBuilder, operation_of
 from cpu_kernels.threads import ThreadTeam
 from cpu_kernels.words import BLOCK
 from gguf_io import ModelFile, TensorInfo
@@ -138,7 +138,7 @@ class WeightLoader:
         self._others: list[WeightLoader] = []
         self._buffer = np.empty(0, np.uint8)
         self._matrices: dict[str, Matrix] = {}
-        self._used = {name for name in file.tensors if name.endswith(_UNUSED)}
+        self._used: set[str] = set()
         self.left_out: set[str] = set()
         """Tensors that do not affect the results."""
         self._words = words and POLICY.multiplies_words
@@ -260,16 +260,13 @@ class WeightLoader:
         self._used.update(names)
         self.left_out.update(names)
 
-    def check_all_used(self, layers: int, layer: int | None = None) -> None:
+    def check_all_used(self, layers: int) -> None:
         """Raise UnsupportedModelError for tensors that were not used: ignoring them would change the results.
 
-        layers: how many are computed; tensors of later layers, which draft tokens, may stay unused. layer: check only
-        this layer's tensors, since later ones are not loaded yet.
+        layers: how many are computed; tensors of later layers, which draft tokens, may stay unused.
         """
         left = set(self._file.tensors).difference(self._used, _CHOSEN_BETWEEN)
-        if layer is not None:
-            left = {tensor for tensor in left if tensor.startswith(f"blk.{layer}.")}
-        names = sorted(tensor for tensor in left if _layer_of(tensor) < layers)
+        names = sorted(name for name in left if _layer_of(name) < layers and not name.endswith(_UNUSED))
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise refusal(self._file, f"the tensor {names[0]}{more} would not be used")
@@ -446,7 +443,7 @@ class WeightLoader:
         count = rows if order is None else len(order)
         padded_rows = padded(count)
         groups = padded_rows * max(experts, 1) // weight_format.group_rows
-        group_bytes = _group_bytes(weight_format, k)
+        group_bytes = weight_format.group_bytes(k)
         placed = "" if order is None else hashlib.sha256(np.ascontiguousarray(order, np.int64).data).hexdigest()[:32]
         identity = f"{name}/{weight_format.name}/{experts}x{rows}x{k}/{placed}"
         packing = self.packings.get(identity)  # a key tensor that also serves as value tensor is packed once
@@ -464,7 +461,7 @@ class WeightLoader:
 
     def _format_of(self, tensor: TensorInfo) -> WeightFormat:
         """The format that a tensor is packed in. Raises UnsupportedModelError for a type without kernels."""
-        if (found := _format_named(tensor.type.name)) is None:
+        if (found := WEIGHT_FORMATS.get(tensor.type.name)) is None:
             raise UnsupportedModelError(
                 f"{self._file.path}: {tensor.name}: there are no kernels for weights of type {tensor.type.name}.",
                 remedy="llama.cpp may: use --backend llama.",
@@ -492,17 +489,6 @@ def pack_groups(team: ThreadTeam, packing: Packing, source_rows: NDArray[np.int3
     )
     team.run_kernel(weight_format.repack, operation_of(weight_format.repack, arguments))
     return groups * packing.group_bytes
-
-
-@cache
-def _format_named(kind: str) -> WeightFormat | None:
-    """The format that a block type is packed in; None without kernels for it."""
-    return WEIGHT_FORMATS.get(kind)
-
-
-@cache
-def _group_bytes(weight_format: WeightFormat, k: int) -> int:
-    return weight_format.group_bytes(k)
 
 
 def _layer_of(tensor: str) -> int:

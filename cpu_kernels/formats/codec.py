@@ -19,7 +19,6 @@ from cpu_kernels.simd import bytes as products
 from cpu_kernels.simd.tiles import Tile, operands
 from cpu_kernels.simd.vectors import Values, at, constant, get_i32, i32x16, load, put_i32, store, view
 
-_ZERO = constant(i32x16.llvm, 0)
 # The most accumulators, of two registers each, that leave enough of sixteen registers for operands.
 _HELD = 6
 _EACH_BYTE = 0x01010101
@@ -62,12 +61,15 @@ class Codec:
     ) -> None:
         self.steps = steps
         self.table = table
-        pieces = [piece for step in steps for piece in step]
-        self.nbytes = 64 * (1 + max(piece.vector for piece in pieces))
-        self.largest = largest or (1 << max(piece.bits + piece.position for piece in pieces)) - 1
+        vectors, bits = 0, 0
+        for pieces in steps:
+            for piece in pieces:
+                vectors, bits = max(vectors, piece.vector + 1), max(bits, piece.bits + piece.position)
+        self.nbytes = 64 * vectors
+        self.largest = largest or (1 << bits) - 1
         self.is_offset = bool(table) or self.largest == 255
         """Whether values are multiplied as offset-binary bytes, whose sums need 32 bits."""
-        self.partial_steps = next(n for n in (8, 4) if n * self.largest <= products.PARTIAL_LIMIT or n == 4)
+        self.partial_steps = 8 if 8 * self.largest <= products.PARTIAL_LIMIT else 4
         """K steps whose products fit into a partial sum, 8 or 4."""
 
     @cached_property
@@ -172,7 +174,7 @@ class Codec:
         def dot(builder: ir.IRBuilder, acc: Values, p: ir.Value, x: ir.Value) -> Values:
             totals, turns = acc, products.is_neon()
             for begin in range(0, count, together):
-                sums = [_ZERO] * len(totals) if widens else totals
+                sums = [constant(i32x16.llvm, 0)] * len(totals) if widens else totals
                 steps = range(begin, min(begin + together, count))
                 last = -1
                 for step in sorted(steps, key=lambda step: self._vectors(first + step)) if turns else steps:
@@ -224,23 +226,12 @@ def _shifted(builder: ir.IRBuilder, value: ir.Value, up: int) -> ir.Value:
     return builder.shl(value, bits) if up > 0 else builder.lshr(value, bits)
 
 
-TWO_BITS = Codec([[Piece(0, 2 * step, 2)] for step in range(4)])
-# Each bit stands for -1 or 1: values are 0 or 2, with a bias of 1.
-SIGN_BITS = Codec([[Piece(0, step, 1, 1)] for step in range(8)])
-EIGHT_OF_TWO_BITS = Codec([[Piece(step // 4, step % 4 * 2, 2)] for step in range(8)])
+# Those of formats in several families.
 NIBBLES = Codec([[Piece(step % 4, step // 4 * 4, 4)] for step in range(8)])
 # Eight k steps in five vectors; half of the values need only one mask to unpack.
 FIVE_BITS = Codec(
     [[Piece(step, 0, 5)] for step in range(4)] + [[Piece(step, 5, 3, 2), Piece(4, 2 * step, 2)] for step in range(4)]
 )
-# Three-bit values as multiples of eight. Six k steps fill the lower six bits of three vectors; the bits of the last two
-# steps are spread over the upper two bits.
-THREE_BITS = Codec(
-    [[Piece(step // 2, step % 2 * 3, 3, 3)] for step in range(6)]
-    + [[Piece(step, 6, 2, 4), Piece(2, 6 + step, 1, 3)] for step in range(2)]
-)
-SIX_BITS = Codec([[Piece(step // 2, step % 2 * 4, 4), Piece(2, 2 * step, 2, 4)] for step in range(4)])
 BYTES = Codec([[Piece(step, 0, 8)] for step in range(8)])
-SMALL_BYTES = Codec([[Piece(step, 0, 8)] for step in range(4)], largest=63)
 # FP4 (E2M1) times two.
 FP4 = Codec(NIBBLES.steps, table=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from cpu_kernels.declarations import inner
-from cpu_kernels.formats.codec import FIVE_BITS, NIBBLES, SIX_BITS, SMALL_BYTES, THREE_BITS, TWO_BITS
+from cpu_kernels.formats.codec import FIVE_BITS, NIBBLES, Codec, Piece
 from cpu_kernels.formats.source import Plane, Source
 from cpu_kernels.formats.super_blocks import DMIN_AT, SECTIONS_AT, WORDS, Minima, SuperBlock
 from cpu_kernels.isa import POLICY
@@ -29,6 +29,15 @@ _FACTORS, _MINIMA, _D, _DMIN = 4096, 5120, 6144, 6208
 """Offsets in a panel."""
 _SIX_BITS, _UPPER_BITS, _NIBBLES = 0x3F3F3F3F, 0x30303030, 0x0F0F0F0F
 _TWO_BITS, _FIVE_BITS, _FIFTH_BIT = 0x03030303, 0x1F1F1F1F, 0x20202020
+# Of Q2_K. Of Q3_K, whose values are multiples of eight: six k steps fill the lower six bits of three vectors; the bits
+# of the last two steps are spread over the upper two bits. Of Q6_K, and of values in a panel.
+_Q2 = Codec([[Piece(0, 2 * step, 2)] for step in range(4)])
+_Q3 = Codec(
+    [[Piece(step // 2, step % 2 * 3, 3, 3)] for step in range(6)]
+    + [[Piece(step, 6, 2, 4), Piece(2, 6 + step, 1, 3)] for step in range(2)]
+)
+_Q6 = Codec([[Piece(step // 2, step % 2 * 4, 4), Piece(2, 2 * step, 2, 4)] for step in range(4)])
+_PANEL = Codec([[Piece(step, 0, 8)] for step in range(4)], largest=63)
 
 
 class KQuant(SuperBlock):
@@ -97,7 +106,7 @@ class KQuant(SuperBlock):
         """
         steps = min(self.sub_block // 4, self.unit_steps // self.parts)
         parts, parts_of_factor = 64 // steps, self.sub_block // 4 // steps
-        dot, start = SMALL_BYTES.dot(0, 4, partial=True), self.start_getter()
+        dot, start = _PANEL.dot(0, 4, partial=True), self.start_getter()
         of_bytes, of_nibbles, twice = self.minima is Minima.BYTES, self.minima is Minima.NIBBLES, steps == 8
         step = 4 * width
 
@@ -192,7 +201,7 @@ FORMATS = {
         KQuant(
             name="Q2_K",
             source=Source(nbytes=84, values=256, planes=[Plane(16, 2, 32)], halves=(80, 82)),
-            codec=TWO_BITS,
+            codec=_Q2,
             sub_block=16,
             pack_scales=_pack_scales_q2_k,
             minima=Minima.NIBBLES,
@@ -202,7 +211,7 @@ FORMATS = {
         KQuant(
             name="Q3_K",
             source=Source(nbytes=110, values=256, planes=[Plane(32, 2, 32, 3), Plane(0, 1, 32, 5)], halves=(108,)),
-            codec=THREE_BITS,
+            codec=_Q3,
             sub_block=16,
             pack_scales=_pack_scales_q3_k,
             bias=32,
@@ -232,7 +241,7 @@ FORMATS = {
         KQuant(
             name="Q6_K",
             source=Source(nbytes=210, values=256, planes=[Plane(0, 4, 64), Plane(128, 2, 32, 4)], halves=(208,)),
-            codec=SIX_BITS,
+            codec=_Q6,
             sub_block=16,
             pack_scales=_pack_scales_q6_k,
             bias=32,

@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from cpu_kernels.declarations import address, define, float32, inner
-from cpu_kernels.formats.codec import EIGHT_OF_TWO_BITS, FP4, SIGN_BITS, Codec
+from cpu_kernels.formats.codec import FP4, Codec, Piece
 from cpu_kernels.formats.source import Plane, Source
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.isa import POLICY
@@ -268,6 +268,9 @@ class ScaledBlocks(WeightFormat):
         return tile
 
 
+# Of Q1_0, each of whose bits stands for -1 or 1: values are 0 or 2, with a bias of 1. Of Q2_0.
+_Q1 = Codec([[Piece(0, step, 1, 1)] for step in range(8)])
+_Q2 = Codec([[Piece(step // 4, step % 4 * 2, 2)] for step in range(8)])
 FORMATS = {
     each.name: each
     for each in (
@@ -275,14 +278,14 @@ FORMATS = {
         ScaledBlocks(
             name="Q1_0",
             source=Source(nbytes=18, values=128, planes=[Plane(2, 1, 1, 1)], halves=(0,)),
-            codec=SIGN_BITS,
+            codec=_Q1,
             span=128,
             bias=1,
         ),
         ScaledBlocks(
             name="Q2_0",
             source=Source(nbytes=18, values=64, planes=[Plane(2, 2, 1)], halves=(0,)),
-            codec=EIGHT_OF_TWO_BITS,
+            codec=_Q2,
             span=64,
             bias=1,
         ),

@@ -77,16 +77,10 @@ class WeightFormat(ABC):
         module = type(self).__module__
         self.repack = Kernel(f"{self.name}.repack", module, self._repack, self._repack_samples, Repack)
         self.embed = Kernel(f"{self.name}.embed", module, self._embed, self._embed_samples, Embed)
-        self.matmul = {
-            width: Kernel(
-                f"{self.name}.matmul_{width}",
-                module,
-                partial(self._matmul, width),
-                partial(self._matmul_samples, width),
-                Product,
-            )
-            for width in TILE_WIDTHS
-        }
+        self.matmul: dict[int, Kernel] = {}
+        for width in TILE_WIDTHS:
+            make, samples = partial(self._matmul, width), partial(self._matmul_samples, width)
+            self.matmul[width] = Kernel(f"{self.name}.matmul_{width}", module, make, samples, Product)
 
     @property
     @abstractmethod

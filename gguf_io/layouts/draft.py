@@ -25,11 +25,11 @@ class HeaderDraft:
     file. left_out: tensors that a text model does not use.
     """
 
-    def __init__(self, path: Path, header: Header, tensors: Sequence[TensorInfo]) -> None:
+    def __init__(self, path: Path, header: Header, tensors: Mapping[str, TensorInfo]) -> None:
         self._path = path
         self.values: dict[str, Value] = dict(header.metadata)
         self.encoded: dict[str, bytes | tuple[int, int]] = dict(header.encoded)
-        self.tensors = {tensor.name: tensor for tensor in tensors}
+        self.tensors = dict(tensors)
         self.left_out: list[TensorInfo] = []
 
     @property

@@ -2,7 +2,7 @@
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -50,7 +50,7 @@ class Layout:
         return notes
 
 
-def translate(path: Path, header: Header, tensors: Sequence[TensorInfo]) -> Layout | None:
+def translate(path: Path, header: Header, tensors: Mapping[str, TensorInfo]) -> Layout | None:
     """The model in the standard layout, None if it is in that layout already. tensors: those of all its files.
 
     For a file that no rule applies to, this only checks a few keys.
@@ -59,18 +59,18 @@ def translate(path: Path, header: Header, tensors: Sequence[TensorInfo]) -> Layo
     if not isinstance(given, str) or given not in RULES:
         return None
     draft = HeaderDraft(path, header, tensors)
-    rule = next((rule for rule in RULES[given] if rule.applies(draft)), None)
-    if rule is None:
-        return None
-    rule.rewrite(draft)
-    draft.leave_out(*OTHER_PARTS)
-    return Layout(
-        given,
-        Metadata(path, draft.values),
-        MappingProxyType(draft.tensors),
-        MappingProxyType(draft.encoded),
-        tuple(draft.left_out),
-    )
+    for rule in RULES[given]:
+        if rule.applies(draft):
+            rule.rewrite(draft)
+            draft.leave_out(*OTHER_PARTS)
+            return Layout(
+                given,
+                Metadata(path, draft.values),
+                MappingProxyType(draft.tensors),
+                MappingProxyType(draft.encoded),
+                tuple(draft.left_out),
+            )
+    return None
 
 
 class StandardFile:

@@ -95,13 +95,12 @@ class DiskCache:
         self._whole = whole
         self.digest = digest or FileDigest((), root / _DIGESTS)
         self._opened: Path | None = None
+        self._tidied = False
         self._works = True
         try:
             make_folder(root)
             if limit_bytes is None:
                 limit_bytes = min(DEFAULT_BYTES, int(shutil.disk_usage(root).free * DEFAULT_SHARE))
-            if self.ready:
-                _ = self._folder
         except OSError as error:
             self._turn_off(error)
         self._limit = limit_bytes or 0
@@ -138,12 +137,17 @@ class DiskCache:
         if self._opened is None:
             name = hashlib.blake2b(f"{self._identity}/{self.digest.value}".encode(), digest_size=_DIGEST).hexdigest()
             self._opened = self._root / name
-            for path in listed(self._opened):
+        make_folder(self._opened)
+        return self._opened
+
+    def _tidy(self) -> None:
+        """Remove what ended processes left, and pins whose time is over: once, before the first segment is written."""
+        if not self._tidied:
+            self._tidied = True
+            for path in listed(self._folder):
                 if path.name.startswith(TEMPORARY) and path.name.endswith(".tmp") and stale(path):
                     path.unlink(missing_ok=True)
             self._pins()  # removes old ones
-        make_folder(self._opened)
-        return self._opened
 
     def find(self, tokens: Sequence[int]) -> list[Segment]:
         """Return the chain of segments from 0 that matches the most tokens. Reads headers only."""
@@ -210,6 +214,7 @@ class DiskCache:
         if not self.enabled or not self.ready or len(kv) + len(state) > self._limit:
             return
         try:
+            self._tidy()
             if start and _segment(self._folder, parent) is None:
                 return
             path = self._folder / f"{parent}.{_digest(tokens)}.kv"

@@ -40,7 +40,9 @@ class FileDigest:
         self._ended = threading.Event()
         kept = _read(store)
         self._after = after
-        digests = [*([after.value] if after else []), *(_kept(kept, file) for file in files)]
+        digests = [after.value] if after else []
+        for file in files:
+            digests.append(_kept(kept, file))
         if None not in digests:
             self.value = _joined(digests)
             self._ended.set()

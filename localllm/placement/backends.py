@@ -34,6 +34,7 @@ from localllm.placement.memory import (
     context_limit,
     disk_notes,
     kv_bytes_in_file,
+    place_from_disk,
     place_in_memory,
     trained_context,
 )
@@ -135,7 +136,7 @@ def _chosen(
     chosen = Placement("native", "chosen by the backend setting", settings=settings)
     parts = cache(partial(_native_parts, file, settings, draft))
     if settings.backend == "auto":
-        chosen = automatic_choice(settings, lambda: _native_lacks(file, parts))
+        chosen = automatic_choice(settings, partial(_native_lacks, file, parts))
     elif settings.backend == "llama":
         chosen = replace(chosen, backend="llama")
     if chosen.backend == "native":
@@ -220,27 +221,30 @@ def _placed_natively(
         budget = needs.kv(kv_tokens)
     context = context_limit(file, settings.ctx) or trained_context(file)
     other = (beside.main_bytes if beside else 0) + needs.adapters + parts.projector_bytes
-    placed = place_in_memory(needs, context, budget, room, other=other)
+    placed = place_in_memory(needs, context, budget, room, other)
     if placed.problem:
         more = "\nThe setting from_disk lets a part of the weights stay on the disk, which is slow."
         if settings.backend == "auto" and llama_is_here():
             needed = place_on_gpus(file, settings, reason, room, [], beside).main_bytes
-            alone = place_in_memory(needs, context, budget, room + held, other=other) if held else placed
+            alone = place_in_memory(needs, context, budget, room + held, other) if held else placed
             if alone.problem and needed + RESERVE_BYTES <= room + held:
                 return Placement("llama", f"only llama.cpp fits into memory: it needs {needed >> 20:,} MiB")
             more += f"\nllama.cpp would need {needed >> 20:,} MiB and the reserve."
         placed = replace(placed, problem=placed.problem + more)
         if settings.from_disk:
-            placed = place_in_memory(needs, context, budget, room, other=other, from_disk=True)
+            placed = place_from_disk(needs, context, budget, room, other)
     options = LlamaOptions(
         context_tokens=context, type_k=types[0], type_v=types[1], threads=settings.threads, mmproj=parts.projector
     )
+    notes = _key_notes(file, settings.kv_types)
+    if placed.on_disk:
+        notes = (*disk_notes(placed, needs), *notes)
     return replace(
         placed,
         reason=reason,
         options=options,
         layers=needs.config.layers + 1,
-        notes=(*disk_notes(placed, needs), *_key_notes(file, settings.kv_types)),
+        notes=notes,
         problem=placed.problem or (beside.problem if beside else ""),
         settings=settings,
         draft=beside,

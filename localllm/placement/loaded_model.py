@@ -16,7 +16,7 @@ from gguf_io import ModelFile, load_chat_template, load_tokenizer, open_model
 from gguf_io.chat_template import ChatTemplate
 from gguf_io.image_rows import ReadPicture
 from gguf_io.pictures import Budget
-from gguf_io.runner_info import LoadProgress
+from gguf_io.runner_info import AdapterSet, LoadProgress
 from gguf_io.tokenizer import Tokenizer
 from localllm.engine.disk_cache import digest_of, disk_cache_of
 from localllm.engine.drafter import Drafter, DraftModel, SelfDrafter
@@ -202,8 +202,10 @@ def load_model(
             opened.callback(runner.close)
             tokenizer = loading.result()
             drafts = repr(draft and draft.states)
-        chosen = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings.lora))]
-        adapters = adapter_set(chosen, runner.info.adapter_count) if chosen else ()
+        adapters: AdapterSet = ()
+        if settings.lora:
+            chosen = [(number, scale) for number, (_, scale) in enumerate(usual_adapters(settings.lora))]
+            adapters = adapter_set(chosen, runner.info.adapter_count)
         disk = disk_cache_of(runner.info, settings.pinned_percent / 100) if settings.disk_cache else None
         if drafter is None and runner.info.can_draft and isinstance(runner, DraftsItself):
             drafter = SelfDrafter(runner)

@@ -27,20 +27,12 @@ LEAST_IN_MEMORY = 0.125
 _ESTIMATED_TOKENS = 4096
 
 
-def place_in_memory(
-    needs: "Needs", context: int, kv_bytes: int | None, room: int, *, other: int = 0, from_disk: bool = False
-) -> Placement:
+def place_in_memory(needs: "Needs", context: int, kv_bytes: int | None, room: int, other: int = 0) -> Placement:
     """A native placement of sizes alone. kv_bytes: the budget of the page pool; None for all that is left.
 
-    context: tokens of the longest sequence. room: bytes of main memory. other: bytes of a draft model. from_disk: a
-    part of the weights stays on the disk if memory does not suffice. `problem` says, with the sums, why the model does
-    not fit: the pool must hold LEAST_TOKENS, memory LEAST_IN_MEMORY of weights that stay on the disk.
+    context: tokens of the longest sequence. room: bytes of main memory. other: bytes of a draft model. `problem`
+    says, with the sums, why the model does not fit: the pool must hold LEAST_TOKENS.
     """
-    placed = _whole(needs, context, kv_bytes, room, other)
-    return _with_disk(needs, context, kv_bytes, room, other) if from_disk and placed.problem else placed
-
-
-def _whole(needs: "Needs", context: int, kv_bytes: int | None, room: int, other: int) -> Placement:
     left = room - needs.weights - needs.buffers - other - RESERVE_BYTES
     if kv_bytes is None:
         positions = min(context, needs.tokens(left), max(left, 0) // (needs.kv_per_token + needs.position_bytes))
@@ -57,8 +49,11 @@ def _whole(needs: "Needs", context: int, kv_bytes: int | None, room: int, other:
     return replace(placed, problem=f"The model does not fit into memory:\n{placed.sums()}\n{advice}")
 
 
-def _with_disk(needs: "Needs", context: int, kv_bytes: int | None, room: int, other: int) -> Placement:
-    """The pool has kv_bytes, or what DISK_TOKENS tokens need."""
+def place_from_disk(needs: "Needs", context: int, kv_bytes: int | None, room: int, other: int = 0) -> Placement:
+    """The same for a model of which a part of the weights stays on the disk. Memory must hold LEAST_IN_MEMORY of them.
+
+    The pool has kv_bytes, or what DISK_TOKENS tokens need.
+    """
     positions = min(context, DISK_TOKENS if kv_bytes is None else needs.tokens(kv_bytes))
     kv = needs.kv(positions) if kv_bytes is None else kv_bytes
     fixed = needs.buffers + positions * needs.position_bytes + kv + other
@@ -81,9 +76,7 @@ def _native(needs: "Needs", positions: int, kv: int, room: int, other: int, on_d
 
 
 def disk_notes(placed: Placement, needs: "NativeNeeds") -> tuple[str, ...]:
-    """Notes for the user about a model that runs from disk; none for other models."""
-    if not placed.on_disk:
-        return ()
+    """Notes for the user about a model that runs from disk."""
     inside = placed.uses[0].weights
     whole = inside + placed.on_disk
     read = sum(each.weight_bytes for products in (needs.row, needs.logits) for each in products.values())

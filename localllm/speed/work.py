@@ -65,7 +65,7 @@ def looks(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> tuple[
     config, architecture = read_config(file), find_architecture(file.architecture)
     types = stored_types(config, kv_types)
     found = []
-    for layer, attends in enumerate(config.attends):
+    for layer, attends in enumerate(config.attention.attends):
         if attends:
             window = float(architecture.window(config, layer) or "inf")
             found.append((window, layer_bytes_per_token(config.attention.layer_heads[layer], types)))

@@ -6,6 +6,7 @@ with a ramp between, and sharpens attention. Llama 3 and longrope files have a t
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +93,8 @@ class RopeTable:
         self._scale = scale
         self._growth = growth
         self._half = heads.padded_turned // 2
+        self.position_bytes = 8 * self._half
+        """Bytes of one position's entries."""
         self._reserve(_FIRST_POSITIONS)
 
     def _reserve(self, positions: int) -> None:
@@ -102,11 +105,6 @@ class RopeTable:
         self.table = aligned_zeros((self._positions + MAX_ROWS, 2, self._half), np.float32)
         self.address = self.table.ctypes.data
         """Address of the table; changes when it grows."""
-
-    @property
-    def position_bytes(self) -> int:
-        """Bytes of one position's entries."""
-        return 8 * self._half
 
     def cover(self, spans: Sequence[tuple[int, int]]) -> None:
         """Compute the positions first..last (inclusive) of each span, growing the table if needed."""
@@ -162,12 +160,12 @@ class Ropes:
         of_window = heads[slides.index(True)] if True in slides else of_all
         two_sizes = (of_all.padded, of_all.rope_size) != (of_window.padded, of_window.rope_size)
         self._local = any(slides) and (two_sizes or windowed != (config.rope.base, scaling))
-        self._components = rotation.components(config.rope.sections, of_all.rope_size // 2)
+        self._components = partial(rotation.components, config.rope.sections, of_all.rope_size // 2)
         factors = self._factors(of_all.rope_size // 2, scaling, recording.loader)
         radians = np.asarray(
             recording.loader.later(
                 (of_all.rope_size // 2,),
-                lambda: frequencies(of_all.rope_size, config.rope.base, scaling, factors()),
+                lambda: frequencies(of_all.rope_size, config.rope.base, scaling, factors and factors()),
                 np.float64,
             ),
             np.float64,
@@ -193,11 +191,8 @@ class Ropes:
                 f"{config.architecture}.",
                 remedy="The llama.cpp backend may: use --backend llama.",
             )
-
-    @property
-    def position_bytes(self) -> int:
+        self.position_bytes = sum(table.position_bytes for table in self._tables.values())
         """Bytes of all tables per position; the longest sequence determines how many positions there are."""
-        return sum(table.position_bytes for table in self._tables.values())
 
     def of_layer(self, turns: bool, windowed: bool) -> tuple[int, int]:
         """The indices of the tables for a layer's queries and keys. turns: whether the layer rotates heads."""
@@ -221,15 +216,18 @@ class Ropes:
         if len(turns) == 1:
             self.cover([(int(turns[0, 0]), int(turns[0, -1]))], step)
             return turns.reshape(-1)
-        firsts = {table.write_image(turns[self._components].T) for table in self._tables.values()}
+        components = self._components()
+        firsts = {table.write_image(turns[components].T) for table in self._tables.values()}
         assert len(firsts) == 1  # all tables have grown alike
         return np.arange(turns.shape[1], dtype=np.int32) + firsts.pop()
 
     def _factors(
         self, pairs: int, scaling: RopeScaling, loader: WeightLoader
-    ) -> Callable[[], NDArray[np.float32] | None]:
+    ) -> Callable[[], NDArray[np.float32] | None] | None:
         """What reads the file's frequency factors for the context, if any. Both raise UnsupportedModelError."""
         reads = {name: loader.vector(name, pairs) for name in _FACTORS if loader.has(name)}
+        if not reads and scaling.kind != "longrope":
+            return None
 
         def chosen() -> Read | None:
             everywhere, short, long = map(reads.get, _FACTORS)

@@ -42,7 +42,7 @@ class Layers:
     def record(self, layer: int) -> None:
         """Add scan(norm(x)) to x, or compute it into `aside` if attention still reads x."""
         recording, outwards, bias = self._recording, self._record(layer), f"blk.{layer}.ssm_out.bias"
-        if recording.config.attends[layer]:
+        if recording.config.attention.attends[layer]:
             recording.leave_aside(outwards, bias, private=True)
         else:
             recording.add_to_residual(outwards, bias, "", private=True)

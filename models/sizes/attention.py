@@ -94,7 +94,7 @@ def read(
         kv_heads = (1,) * len(kv_heads)
     size = of_latents.stored if of_latents else _head_size(file, embedding // heads if heads else 2)
     rank, turned = of_latents.rank if of_latents else 0, _rope_size(file, size)
-    usual = Heads(max(heads, 1), next((count for count in kv_heads if count), 1), size, turned, rank)
+    usual = Heads(max(heads, 1), next(filter(None, kv_heads), 1), size, turned, rank)
     window = _window(file)
     windowed, causal = _windowed_layers(file, window), f"{name}.attention.causal"
     return AttentionSizes(

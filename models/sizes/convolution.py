@@ -6,7 +6,7 @@ from gguf_io import ModelFile
 from models.sizes.reading import MAX_WIDTH, convolution_reach, whole_vectors
 from models.sizes.state import StateSizes
 
-_REACH = "shortconv.l_cache"
+REACH = "shortconv.l_cache"
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,9 @@ class ConvolutionSizes(StateSizes):
         return 4 * self.rows * self.padded
 
 
-def stated(file: ModelFile) -> bool:
-    """Whether a file has short convolutions."""
-    return f"{file.architecture}.{_REACH}" in file.metadata
-
-
 def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> ConvolutionSizes | None:
     """The sizes of a file's convolutions, None if all layers have heads. Raises ModelFileError."""
     if all(heads):
         return None
     width = file.metadata.get_int(f"{file.architecture}.embedding_length", minimum=1, maximum=MAX_WIDTH)
-    return ConvolutionSizes(tuple(not one for one in heads), convolution_reach(file, _REACH), width)
+    return ConvolutionSizes(tuple(not one for one in heads), convolution_reach(file, REACH), width)

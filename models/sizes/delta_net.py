@@ -7,7 +7,7 @@ from models.errors import UnsupportedModelError
 from models.sizes.reading import MAX_HEAD_SIZE, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, convolution_reach
 from models.sizes.state import HeadSlotSizes
 
-_BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
+BETA, _RECURRENT = (".ssm_beta.weight", ".ssm_ba.weight"), "attention.recurrent_layers"
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,6 @@ class DeltaNetSizes(HeadSlotSizes):
     def attends(self, heads: tuple[bool, ...]) -> tuple[bool, ...]:
         """All other layers: files state key-value heads once for all."""
         return tuple(not one for one in self.layers)
-
-
-def stated(file: ModelFile) -> bool:
-    """Whether a file has gated delta networks."""
-    return any(tensor.endswith(_BETA) for tensor in file.tensors)
 
 
 def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> DeltaNetSizes:

@@ -44,7 +44,8 @@ def read(file: ModelFile, layers: int, mixture: ExpertSizes | None) -> FeedForwa
     narrowest = 0 if name in scan.SCANS else 1
     widths = in_each_layer(file, f"{name}.feed_forward_length", MAX_WIDTH, layers, narrowest)[:layers] if dense else ()
     activation = file.metadata.get_str(f"{name}.hidden_activation", "")
-    return FeedForwardSizes(widths, activation, _sparsity(file, layers), _xielu(file, layers))
+    xielu = _xielu(file, layers) if name in _WITH_XIELU else ()
+    return FeedForwardSizes(widths, activation, _sparsity(file, layers), xielu)
 
 
 def _sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
@@ -57,13 +58,11 @@ def _sparsity(file: ModelFile, layers: int) -> tuple[float, ...]:
 
 
 def _xielu(file: ModelFile, layers: int) -> tuple[tuple[float, ...], ...]:
-    """Each layer's xIELU factors as cpu_kernels.activations takes them; empty if it is not the activation.
+    """Each layer's xIELU factors as cpu_kernels.activations takes them.
 
     Files state the factors once or once per layer; alphas are the softplus of the stated values. Raises ModelFileError
     for a key that is missing or not finite.
     """
-    if file.architecture not in _WITH_XIELU:
-        return ()
     stated = (_factors(file, name, layers) for name in ("alpha_n", "alpha_p", "beta", "eps"))
     return tuple((beta + _softplus(n), _softplus(p), beta, eps) for n, p, beta, eps in zip(*stated, strict=True))
 

@@ -6,7 +6,7 @@ from gguf_io import ModelFile
 from models.sizes.reading import MAX_HEAD_SIZE, MAX_HEADS, convolution_reach, same_in_all_layers
 from models.sizes.state import HeadSlotSizes
 
-_HEAD = "kda.head_dim"
+HEAD = "kda.head_dim"
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,6 @@ class KdaSizes(HeadSlotSizes):
         return kda.scratch_bytes(self.padded)
 
 
-def stated(file: ModelFile) -> bool:
-    """Whether a file has Kimi delta attention."""
-    return f"{file.architecture}.{_HEAD}" in file.metadata
-
-
 def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> KdaSizes | None:
     """The sizes, None if all layers have key-value heads. Raises ModelFileError for a missing or out-of-range key."""
     if all(heads):
@@ -54,5 +49,5 @@ def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> K
         layers=tuple(not one for one in heads),
         reach=convolution_reach(file, "ssm.conv_kernel"),
         heads=same_in_all_layers(file, f"{name}.attention.head_count", MAX_HEADS),
-        head_size=metadata.get_int(f"{name}.{_HEAD}", minimum=2, maximum=MAX_HEAD_SIZE),
+        head_size=metadata.get_int(f"{name}.{HEAD}", minimum=2, maximum=MAX_HEAD_SIZE),
     )

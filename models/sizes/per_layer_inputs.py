@@ -22,30 +22,20 @@ class PerLayerSizes:
 
 def read(file: ModelFile) -> PerLayerSizes:
     """Read the sizes. Raises ModelFileError if metadata and tensors differ."""
-    streams = _streams(file)
-    active = file.metadata.get_int(f"{file.architecture}.altup.active_idx", 0, maximum=streams - 1)
-    return PerLayerSizes(_width(file), streams, active)
-
-
-def _width(file: ModelFile) -> int:
-    norm = file.tensors.get(_NORM)
+    metadata, name = file.metadata, file.architecture
+    norm, projection = file.tensors.get(_NORM), file.tensors.get(_STREAMS)
     width = norm.shape[0] if norm else 0
-    key = f"{file.architecture}.embedding_length_per_layer_input"
-    if file.metadata.get_int(key, width, maximum=MAX_WIDTH) != width:
+    key = f"{name}.embedding_length_per_layer_input"
+    if metadata.get_int(key, width, maximum=MAX_WIDTH) != width:
         raise ModelFileError(
-            f"{file.path}: {key} is {file.metadata[key]}, but the per-layer embedding tensors are {width} wide. "
+            f"{file.path}: {key} is {metadata[key]}, but the per-layer embedding tensors are {width} wide. "
             "Use another version of the model."
         )
-    return width
-
-
-def _streams(file: ModelFile) -> int:
-    tensor = file.tensors.get(_STREAMS)
-    streams = tensor.shape[0] + 1 if tensor and len(tensor.shape) == 3 else 1
-    key = f"{file.architecture}.altup.num_inputs"
-    if file.metadata.get_int(key, streams) != streams:
+    streams = projection.shape[0] + 1 if projection and len(projection.shape) == 3 else 1
+    key = f"{name}.altup.num_inputs"
+    if metadata.get_int(key, streams) != streams:
         raise ModelFileError(
             f"{file.path}: {key} does not fit the tensor {_STREAMS}, which is for {streams} streams. "
             "Use another version of the model."
         )
-    return streams
+    return PerLayerSizes(width, streams, metadata.get_int(f"{name}.altup.active_idx", 0, maximum=streams - 1))

@@ -60,12 +60,15 @@ class RopeSizes:
 
 def read(file: ModelFile, context: int, head_size: int) -> RopeSizes:
     """Read what the file states. Raises ModelFileError for unusable values, UnsupportedModelError for unknown kinds."""
-    scaling = _scaling(file, context)
+    scaling, name = _scaling(file, context), file.architecture
+    window_base = stated_number(file, "rope.freq_base_swa", _MAX_BASE)
+    if window_base is not None:
+        _check_base(file, f"{name}.rope.freq_base_swa", window_base, scaling)
     return RopeSizes(
         base=_base(file, head_size, scaling),
         scaling=scaling,
-        finetuned=file.metadata.get_bool(f"{file.architecture}.rope.scaling.finetuned", True),
-        window_base=_window_base(file, scaling),
+        finetuned=file.metadata.get_bool(f"{name}.rope.scaling.finetuned", True),
+        window_base=window_base,
         query_growth=_query_growth(file, scaling.original_context),
         sections=_sections(file),
     )
@@ -74,7 +77,7 @@ def read(file: ModelFile, context: int, head_size: int) -> RopeSizes:
 def _sections(file: ModelFile) -> tuple[int, ...]:
     """The sections of M-RoPE, for time, rows and columns. Raises ModelFileError for impossible ones."""
     sections = tuple(integers(file, SECTIONS)[:3])
-    if any(not 0 <= pairs <= MAX_HEAD_SIZE for pairs in sections):
+    if sections and not 0 <= min(sections) <= max(sections) <= MAX_HEAD_SIZE:
         raise ModelFileError(
             f"{file.path}: {file.architecture}.{SECTIONS} is {list(sections)}. Use another version of the model."
         )
@@ -88,22 +91,16 @@ def _base(file: ModelFile, head_size: int, scaling: RopeScaling) -> float:
     alpha = metadata.get_float(f"{file.architecture}.rope.scaling.alpha", 0.0, minimum=0.0, maximum=1e6)
     if alpha:
         base = base * alpha ** (head_size / (head_size - 2)) if head_size > 2 else math.inf
-    return _checked_base(file, key, base, scaling)
+    _check_base(file, key, base, scaling)
+    return base
 
 
-def _window_base(file: ModelFile, scaling: RopeScaling) -> float | None:
-    """The base of sliding-window layers, if the file states it."""
-    base = stated_number(file, "rope.freq_base_swa", _MAX_BASE)
-    return None if base is None else _checked_base(file, f"{file.architecture}.rope.freq_base_swa", base, scaling)
-
-
-def _checked_base(file: ModelFile, key: str, base: float, scaling: RopeScaling) -> float:
-    """The base, if it is usable: YaRN divides by its logarithm. Raises ModelFileError otherwise."""
+def _check_base(file: ModelFile, key: str, base: float, scaling: RopeScaling) -> None:
+    """Raise ModelFileError for a base that is not usable: YaRN divides by its logarithm."""
     if not math.isfinite(base) or base < 1.0 or (base == 1.0 and scaling.kind == "yarn"):
         raise ModelFileError(
             f"{file.path}: {key}: the RoPE base is {base:g}, which is not usable. Use another version of the model."
         )
-    return base
 
 
 def _query_growth(file: ModelFile, length: int) -> QueryGrowth | None:

@@ -68,11 +68,6 @@ class ScanSizes(SlotSizes):
         return selective_scan.scratch_bytes(self.unit_heads, self.padded_state, self.padded_head)
 
 
-def stated(file: ModelFile) -> bool:
-    """Whether a file has selective scans."""
-    return file.architecture in SCANS
-
-
 def read(file: ModelFile, heads: tuple[bool, ...], widths: tuple[int, ...]) -> ScanSizes:
     """The sizes of a file's scans. widths: of layers' feed-forward networks, 0 for none.
 

@@ -38,6 +38,11 @@ class SlotSizes(StateSizes, ABC):
         """Bytes of one part of a layer's slot."""
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return sum(self.layers) * self.slot_parts * self.part_bytes
+
+    @property
     @abstractmethod
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory that a thread needs."""

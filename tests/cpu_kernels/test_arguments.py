@@ -9,9 +9,9 @@ from cpu_kernels import activations, choices, norms, sums, threads
 from cpu_kernels.activations import NormAdd, NormPack
 from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.formats.table import WEIGHT_FORMATS
-from cpu_kernels.kernel import Kernel, _declared, operation_of
+from cpu_kernels.kernel import Kernel, _declared
 from cpu_kernels.norms import LayerNormPack
-from cpu_kernels.program import ProgramBuilder
+from cpu_kernels.program import ProgramBuilder, operation_of
 from cpu_kernels.records import Barrier, Form, Op
 from cpu_kernels.sums import CopyRows
 

@@ -1,6 +1,7 @@
 """The cache of compiled kernels: it saves time, damage only costs time, and nothing else is removed."""
 
 import ast
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from cpu_kernels import kernel_cache
 from cpu_kernels.isa import ISA_VARIABLE
 from cpu_kernels.kernel_cache import CACHE_VARIABLE, SUFFIX, CachedKernel, read_kernel, write_kernel
+from gguf_io.system import OpenFolder
 from tests.forking import Nursery, nursery
 from tests.kernels import declared_kernels
 
@@ -229,6 +231,24 @@ def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path: Path, start: Sta
     assert "cannot be used" in answer.warning
 
 
+def test_a_folder_that_can_only_be_read_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    kernel = CachedKernel(b"one")
+    write_kernel("", "one", kernel)
+    kernel_cache._opened.cache_clear()
+    for changes in ("touch", "create"):
+        monkeypatch.setattr(OpenFolder, changes, refuse)
+    assert read_kernel("", "one") == kernel and not caplog.records
+    for name in ("two", "three"):
+        write_kernel("", name, kernel)
+    assert len(caplog.records) == 1 and "files cannot be kept (Read-only file system)" in caplog.text
+
+
 def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path, start: Start) -> None:
     folder = start(tmp_path).folder
     folder.chmod(0o777)
@@ -378,15 +398,27 @@ def _age(path: Path, days: int) -> None:
     os.utime(path, (time.time() - days * 86_400,) * 2, follow_symlinks=False)
 
 
-def test_kernels_unused_for_a_month_are_removed(tmp_path: Path, start: Start) -> None:
-    root = start(tmp_path).folder.parent
+def _remove_kernels(folder: Path) -> None:
+    """So that the next process compiles and writes some."""
+    for path in folder.glob(f"*{SUFFIX}"):
+        path.unlink()
+
+
+def test_kernels_unused_for_a_month_are_removed_when_others_are_written(tmp_path: Path, start: Start) -> None:
+    current = start(tmp_path).folder
+    root = current.parent
     old, recent = root / ("0" * 24), root / ("1" * 24)
     for folder, days in ((old, 40), (recent, 20)):
         folder.mkdir()
         (folder / f"some{SUFFIX}").write_bytes(b"compiled")
         (folder / "0123456789abcdef.unfinished").write_bytes(b"comp")
         _age(folder, days)
-    start(tmp_path)
+    _age(current, 40)
+    assert start(tmp_path).cached
+    assert old.exists()
+    assert current.stat().st_mtime > time.time() - 86_400, "it was used"
+    _remove_kernels(current)
+    assert not start(tmp_path).cached
     assert not old.exists()
     assert recent.exists()
 
@@ -397,14 +429,16 @@ def test_two_processes_may_remove_the_same_folder(tmp_path: Path, start: Start) 
     old.mkdir()
     (old / f"some{SUFFIX}").write_bytes(b"compiled")
     _age(old, 40)
+    _remove_kernels(folder)
     answer = start(tmp_path, "another_process_removes")
-    assert answer.cached and answer.warning == ""
+    assert not list(old.iterdir())
+    assert not answer.cached and answer.warning == ""
 
 
 def test_nothing_but_kernels_is_ever_removed(tmp_path: Path, start: Start) -> None:
     """In the folder that the variable names, and in our own: old folders, files and links of all kinds."""
-    root = start(tmp_path).folder.parent
-    elsewhere = tmp_path / "documents"
+    current = start(tmp_path).folder
+    root, elsewhere = current.parent, tmp_path / "documents"
     for parent in (tmp_path, root):
         for name in ("photos", "2" * 24, "3" * 24, "4" * 24, "ABCDEF" * 4, "5" * 23):
             (parent / name).mkdir()
@@ -421,8 +455,8 @@ def test_nothing_but_kernels_is_ever_removed(tmp_path: Path, start: Start) -> No
     for path in before:
         _age(path, 400)
     _age(elsewhere, 400)
-    start(tmp_path, "folder_alone")
-    start(tmp_path)
+    _remove_kernels(current)
+    assert not start(tmp_path).cached
     assert sorted(tmp_path.rglob("*")) == before
     assert (elsewhere / f"ours{SUFFIX}").read_text() == "behind a link"
 

@@ -301,7 +301,7 @@ def test_a_folder_that_others_may_write_to_is_not_private(tmp_path: Path) -> Non
     for mode, private in ((0o700, True), (0o755, True), (0o775, False), (0o777, False)):
         tmp_path.chmod(mode)
         with opened(tmp_path) as folder:
-            assert is_private(tmp_path) == folder.is_private() == private, oct(mode)
+            assert is_private(tmp_path) == is_private(folder.place) == private, oct(mode)
 
 
 ME, OTHER = "S-1-5-21-1-2-3-1001", "S-1-5-21-1-2-3-1002"

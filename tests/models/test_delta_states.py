@@ -16,7 +16,6 @@ from models.kv_layout import (
     LEAST_SLOTS,
     bytes_of_tokens,
     kv_bytes_per_token,
-    slot_bytes,
     slots_within,
     state_bytes,
     stored_types,
@@ -292,11 +291,11 @@ def test_plans_count_states(name: str, tmp_path: Path) -> None:
     runner.close()
     attention = (model.layers - recurrent) * model.kv_heads * 2 * (2 * 64 + 4)  # keys and values in f16, heads padded
     assert stated == runner.info.kv_bytes_per_token == attention + 4  # and a token's id
-    assert slot_bytes(config) == 4 * recurrent * (states + added + convolved)
+    assert config.slot_sizes.slot_bytes == 4 * recurrent * (states + added + convolved)
     taken = state_bytes(config, AMPLE)
-    assert taken == slots_within(config, AMPLE) * slot_bytes(config) <= AMPLE // 4
+    assert taken == slots_within(config.slot_sizes, AMPLE) * config.slot_sizes.slot_bytes <= AMPLE // 4
     assert AMPLE - PAGE * stated < runner.info.pages_total * PAGE * stated + taken <= AMPLE
-    assert slots_within(config, 0) == LEAST_SLOTS
+    assert slots_within(config.slot_sizes, 0) == LEAST_SLOTS
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def load(model: Synthetic, path: Path) -> None:
     [
         (
             {"added": {"attn_gate.weight": "width, width", "attn_out_norm.bias": "width"}},
-            r"blk\.0\.attn_gate\S* and 1 more",
+            r"blk\.0\.attn_gate\S* and 3 more",
         ),
-        ({"added": {"ffn_norm.bias": "width"}}, r"blk\.0\.ffn_norm\.bias"),
+        ({"added": {"ffn_norm.bias": "width"}}, r"blk\.0\.ffn_norm\.bias and 1 more"),
         ({"beside": {"position_embd.weight": "vocabulary, width"}}, r"position_embd\.weight"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from gguf_io import open_model
 from gguf_io.errors import LocalLLMError
 from models.config import read_config
-from models.kv_layout import LEAST_SLOTS, kv_bytes_per_token, slot_bytes, slots_within, state_bytes, stored_types
+from models.kv_layout import LEAST_SLOTS, kv_bytes_per_token, slots_within, state_bytes, stored_types
 from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.scan_models import SCAN_MODELS
@@ -49,11 +49,11 @@ def test_plans_count_states(name: str, tmp_path: Path) -> None:
     units = config.slot_sizes.slot_parts
     assert units % groups == 0 and heads % units == 0
     of_heads = heads * (values * state + PAGE * values + PAGE + (reach - 1 + PAGE) * values)
-    assert slot_bytes(config) == 4 * layers * (of_heads + units * state * (PAGE + 2 * (reach - 1 + PAGE)))
+    assert config.slot_sizes.slot_bytes == 4 * layers * (of_heads + units * state * (PAGE + 2 * (reach - 1 + PAGE)))
     taken = state_bytes(config, BUDGET)
-    assert taken == slots_within(config, BUDGET) * slot_bytes(config) <= BUDGET // 4
+    assert taken == slots_within(config.slot_sizes, BUDGET) * config.slot_sizes.slot_bytes <= BUDGET // 4
     assert runner.info.pages_total * PAGE * stated + taken <= BUDGET
-    assert slots_within(config, 0) == LEAST_SLOTS
+    assert slots_within(config.slot_sizes, 0) == LEAST_SLOTS
 
 
 def test_a_convolution_without_biases(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.choosing import Choice, Choose, Rule, choose, kept_places, memory_bytes
-from cpu_kernels.kernel import operation_of
 from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.program import operation_of
 from cpu_kernels.records import Op, Step
 from cpu_kernels.simd.vectors import view
 from localllm.engine.request import SamplingParams

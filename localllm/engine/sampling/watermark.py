@@ -10,7 +10,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.kernel import operation_of
+from cpu_kernels.program import operation_of
 from cpu_kernels.records import Op
 from cpu_kernels.watermark import HASHES, Raise, hashes, raise_green
 

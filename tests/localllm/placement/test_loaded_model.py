@@ -15,7 +15,7 @@ from localllm.engine.request import ContextPolicy, FinishReason, GenerationReque
 from localllm.errors import OutOfMemoryError, RequestError
 from localllm.placement import loaded_model
 from localllm.placement.loaded_model import LoadedModel, load_model, release_memory
-from localllm.placement.memory import LEAST_TOKENS, RESERVE_BYTES, place_in_memory
+from localllm.placement.memory import LEAST_TOKENS, RESERVE_BYTES, place_from_disk, place_in_memory
 from localllm.placement.placement import Placement
 from localllm.settings import Settings
 from models.needs import Needs
@@ -123,7 +123,7 @@ def test_a_placement_in_memory_counts_states() -> None:
     assert re.search(r"KV cache\s+1,024 MiB\n\s+states\s+256 MiB", placed.sums())
     with pytest.raises(OutOfMemoryError, match=r"KV cache\s+1,024 MiB\n\s+states\s+1,024 MiB"):
         place_in_memory(Needs(2**30, 0, 2**14, fixed_states=2**30), 1024, 2**30, 4 * 2**30).checked()
-    from_disk = place_in_memory(needs, LEAST_TOKENS, None, 2**30, from_disk=True)
+    from_disk = place_from_disk(needs, LEAST_TOKENS, None, 2**30)
     assert from_disk.tokens == LEAST_TOKENS and from_disk.uses[0].kv == LEAST_TOKENS * 2**14 * 4 // 3
 
 

@@ -58,7 +58,7 @@ def test_the_header_tells_what_the_program_reads_and_computes(name: str, tmp_pat
         runner.run([0], [0], [sequence], [0])
         assert (told.row, told.logits) == runner.last_step().products()
         config = read_config(file)
-        read = config.attends if config.slot_sizes else [True] * config.layers
+        read = config.attention.attends if config.slot_sizes else [True] * config.layers
         layers = [layer for layer in range(config.layers) if read[layer]]
         looks = zip(layers, told.looks, strict=True)
         stored = sum(each for layer, (_, each) in looks if config.attention.kv_layers[layer] == layer)
