@@ -14,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -28,21 +29,25 @@ from models.native_runner import NativeRunner
 
 
 class Guessing(Scripted):
-    """A scripted runner whose guesses are right with the probability `acceptance`."""
+    """A scripted runner whose guesses are right with the probability `acceptance`, as the layer knows."""
 
     def __init__(self, runner: NativeRunner) -> None:
         super().__init__(runner)
         self.acceptance = 0.0
         self._random = np.random.default_rng(1)
 
-    def draft(self, wanted: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+    def draft(self, wanted: Sequence[tuple[int, int, Sequence[float]]]) -> list[list[tuple[int, float]]]:
         """Compute the guesses, then replace each by the script's token or a wrong one."""
-        guesses = self._runner.draft(wanted)
+        always = []
+        for sequence, token, least in wanted:
+            goes_on = takewhile(lambda at, least=least: self.acceptance**at >= least[at], range(len(least)))
+            always.append((sequence, token, [0.0 for _ in goes_on]))
+        guesses: list[list[tuple[int, float]]] = self._runner.draft(always)
         for (sequence, _, _), guess in zip(wanted, guesses, strict=True):
             first = self._runner.sequence_length(sequence) + 1
             for at in range(len(guess)):
                 right = self._random.random() < self.acceptance and first + at < len(self.script)
-                guess[at] = self.script[first + at] if right else 0
+                guess[at] = (self.script[first + at] if right else 0), self.acceptance
         return guesses
 
 

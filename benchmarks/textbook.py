@@ -118,8 +118,8 @@ def speculation(model: Path, draft: Path, tokens: Sequence[int], threads: int | 
     served = serve(model, threads, drafter=guesser)
     rounds: list[tuple[int, int]] = []
 
-    def note(length: ModelDraftLength, drafted: int, accepted: int) -> None:
-        rounds.append((drafted, accepted))
+    def note(length: ModelDraftLength, probabilities: Sequence[float], accepted: int) -> None:
+        rounds.append((len(probabilities), accepted))
 
     DraftLength.choose = lambda _self, limit, *_: GUESSES if limit >= GUESSES else 0  # type: ignore[method-assign]
     ModelDraftLength.observe = note  # type: ignore[method-assign]

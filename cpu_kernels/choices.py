@@ -6,6 +6,7 @@ choices that no helper has begun. So one that wakes late, because other programs
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +103,13 @@ def help_choosing(control: int, step: int, thread: int, threads: int) -> None:
             atomic_add(control + _PARKED, 1)
             sleep(control + _CALLS, seen)
             atomic_add(control + _PARKED, -1)
+
+
+def likeliest(logits: NDArray[Any]) -> list[tuple[int, float]]:
+    """The likeliest token of each row, and its probability."""
+    tokens = logits.argmax(axis=1)
+    sums = np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+    return [(int(token), 1 / float(total)) for token, total in zip(tokens, sums, strict=True)]
 
 
 class ChoosingTeam:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpu_kernels.arguments import indices_of
+from cpu_kernels.choices import likeliest
 from cpu_kernels.matmul import Product
 from cpu_kernels.records import Stage
 from cpu_kernels.threads import ThreadTeam
@@ -82,11 +83,11 @@ class DraftingLayer(ABC):
         """Compile the program. Call it before the first `run`."""
         self._steps = Steps(self.builder, team, self.config, self._fields, progress)
 
-    def run(self, parts: Ordered[DraftRows], ids: int = 0) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def run(self, parts: Ordered[DraftRows], ids: int = 0) -> tuple[list[tuple[int, float]], NDArray[np.float32]]:
         """Append at most MAX_ROWS rows; return the token drafted after each part's last row, and its state.
 
-        ids: draft only from the first `ids` outputs, one of `reaches`; 0 to draft nothing. Returns int64[parts] and
-        float32[parts, values], both empty if ids is 0.
+        ids: draft only from the first `ids` outputs, one of `reaches`; 0 to draft nothing. Returns tokens with their
+        probabilities and float32[parts, values], both empty if ids is 0.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -102,8 +103,9 @@ class DraftingLayer(ABC):
         self._steps.program.set_argument(self._output, indices_of(Product).groups, -(-ids // self._group_rows))
         self._steps.place(tokens, positions, segments, self._ropes)
         self._steps.run(len(tokens), wanted)
-        found = self.logits.values[: len(wanted), :ids].argmax(axis=1) if ids else np.zeros(0, np.int64)
-        drafted = found if self.tokens is None else self.tokens[found]
+        drafted = likeliest(self.logits.values[: len(wanted), :ids]) if ids else []
+        if self.tokens is not None:
+            drafted = [(int(self.tokens[output]), probability) for output, probability in drafted]
         return drafted, self._recording.x.values[wanted, : self.config.embedding].astype(np.float32)
 
     @abstractmethod

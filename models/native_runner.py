@@ -310,12 +310,12 @@ class NativeRunner:
         if self.store.delta:
             self.store.delta.settle()
 
-    def follow(self, wanted: Ordered[tuple[int, int, int]]) -> None:
+    def follow(self, wanted: Ordered[tuple[int, int, Ordered[float]]]) -> None:
         """See localllm.engine.runner.DraftsItself."""
         if self.drafts:
             self.drafts.follow(wanted)
 
-    def draft(self, wanted: Ordered[tuple[int, int, int]]) -> list[list[int]]:
+    def draft(self, wanted: Ordered[tuple[int, int, Ordered[float]]]) -> list[list[tuple[int, float]]]:
         """See localllm.engine.runner.DraftsItself."""
         return self.drafts.draft(wanted) if self.drafts else [[] for _ in wanted]
 

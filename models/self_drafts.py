@@ -80,35 +80,40 @@ class SelfDrafts:
         if trail := self._trails.pop(sequence, None):
             self.layer.store.truncate(trail.stored, 0)
 
-    def follow(self, wanted: Ordered[tuple[int, int, int]]) -> dict[int, DraftRows]:
+    def follow(self, wanted: Ordered[tuple[int, int, Ordered[float]]]) -> dict[int, DraftRows]:
         """Compute the missing keys and values of sequences, except for a few last rows, and return those rows.
 
         Sequences without known states are left out. wanted: as for `draft`, which calls this itself; calling it earlier
         only moves the work.
         """
         parts: dict[int, DraftRows] = {}
-        for sequence, token, count in wanted:
+        for sequence, token, least in wanted:
             trail = self._trails.get(sequence)
-            if trail is not None and trail.start < trail.end and count > 0:
-                parts[sequence] = self._follow(trail, token, min(count, _MOST))
+            if trail is not None and trail.start < trail.end and least:
+                parts[sequence] = self._follow(trail, token, min(len(least), _MOST))
         return parts
 
-    def draft(self, wanted: Ordered[tuple[int, int, int]]) -> list[list[int]]:
-        """Draft tokens. wanted: (sequence, its next token, which is not stored yet, most tokens to draft) each.
+    def draft(self, wanted: Ordered[tuple[int, int, Ordered[float]]]) -> list[list[tuple[int, float]]]:
+        """Draft tokens, see localllm.engine.runner.DraftsItself.
 
-        Returns a list for each; it is empty if no state of the sequence is known.
+        Returns a list for each sequence; it is empty if no state of the sequence is known.
         """
-        found: dict[int, list[int]] = {sequence: [] for sequence, _, _ in wanted}
-        counts = {sequence: min(count, _MOST) for sequence, _, count in wanted}
+        found: dict[int, list[tuple[int, float]]] = {sequence: [] for sequence, _, _ in wanted}
+        needed = {sequence: least[:_MOST] for sequence, _, least in wanted}
+        likely = dict.fromkeys(found, 1.0)
         parts = self.follow(wanted)
+        ready = len(parts)
         ids = self._ids([self._trails[sequence] for sequence in parts])
         while parts:
-            tokens, states = self.layer.run(list(parts.values()), ids)
+            drafted, states = self.layer.run(list(parts.values()), ids)
             going = {}
             for at, (sequence, part) in enumerate(parts.items()):
-                found[sequence].append(int(tokens[at]))
-                if len(found[sequence]) < counts[sequence]:
-                    going[sequence] = DraftRows(part.sequence, [int(tokens[at])], states[at : at + 1], guessed=True)
+                token, probability = drafted[at]
+                found[sequence].append(drafted[at])
+                likely[sequence] *= probability
+                least = needed[sequence][len(found[sequence]) :]
+                if least and likely[sequence] * len(parts) / ready >= least[0]:
+                    going[sequence] = DraftRows(part.sequence, [token], states[at : at + 1], guessed=True)
             parts = going
         for sequence, _, _ in wanted:
             if trail := self._trails.get(sequence):

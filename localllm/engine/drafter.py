@@ -6,13 +6,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import NamedTuple, TypeGuard
 
+from cpu_kernels.choices import likeliest
 from localllm.engine.measured import Measured
 from localllm.engine.prefix_cache import PrefixCache, common_prefix
 from localllm.engine.runner import DraftsItself, Runner, reusable
 from localllm.engine.sequence import KeySpace, TokenSequence
-from localllm.engine.speculation import MAX_DRAFT, ModelDraftLength
+from localllm.engine.speculation import MAX_DRAFT, Likelihoods, ModelDraftLength
 from localllm.engine.step_costs import StepCosts
 from localllm.errors import RequestError
 
@@ -24,13 +26,18 @@ CATCH_UP_ROWS = 64
 LEAST_READ = 16
 # A sequence whose drafter has read all but so many tokens needs no reading before a draft.
 AT_ONCE = 2
+# The most tokens of an answer, read before a draft, that tell how well the model would have drafted them.
+JUDGED = 16
+
+Guess = tuple[int, float]
+"""A drafted token, and its probability as the drafter estimates it."""
 
 
 class Wanted(NamedTuple):
-    """A draft to make: for which sequence, of how many tokens at most, after at most so many seconds of reading."""
+    """A draft to make: for which sequence, when to draft each token, after at most so many seconds of reading."""
 
     sequence: TokenSequence
-    most: int
+    least: Likelihoods
     reading_s: float
 
 
@@ -61,12 +68,12 @@ class Drafter(ABC):
         if self._kept is not None and self.costs.largest:
             self._kept.write({"steps": self.costs.ratios} | self.length.learned())
 
-    def guess(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+    def guess(self, wanted: Sequence[Wanted]) -> list[list[Guess]]:
         """Return drafts, each for a sequence that has one pending token; some may be shorter than wanted, or empty.
 
         After a failure, logs one warning and never drafts again.
         """
-        guesses: dict[TokenSequence, list[int]] = {}
+        guesses: dict[TokenSequence, list[Guess]] = {}
         self.read_s = 0.0
         if not self._broken:
             began = self._clock()
@@ -81,7 +88,7 @@ class Drafter(ABC):
         return [guesses.get(one.sequence, []) for one in wanted]
 
     @abstractmethod
-    def _guess(self, wanted: Sequence[Wanted], guesses: dict[TokenSequence, list[int]]) -> None:
+    def _guess(self, wanted: Sequence[Wanted], guesses: dict[TokenSequence, list[Guess]]) -> None:
         """Put drafts into `guesses`, for the sequences that have one."""
 
     @abstractmethod
@@ -120,11 +127,11 @@ class SelfDrafter(Drafter):
     def _is_new(self, sequence: TokenSequence) -> bool:
         return len(sequence.tokens) > self._read_to.get(sequence, 0) + MAX_DRAFT + 1
 
-    def _guess(self, wanted: Sequence[Wanted], guesses: dict[TokenSequence, list[int]]) -> None:
+    def _guess(self, wanted: Sequence[Wanted], guesses: dict[TokenSequence, list[Guess]]) -> None:
         asked, owners = [], []
-        for sequence, count, _ in wanted:
+        for sequence, least, _ in wanted:
             if sequence.handle is not None:
-                asked.append((sequence.handle, sequence.tokens[-1], count))
+                asked.append((sequence.handle, sequence.tokens[-1], least))
                 owners.append(sequence)
         if not asked:
             return
@@ -136,7 +143,7 @@ class SelfDrafter(Drafter):
             self._slowest_s = max(read, 0.9 * self._slowest_s)
         began += read
         found = self._runner.draft(asked)
-        self._learn((self._clock() - began) / max(count for _, _, count in asked))
+        self._learn((self._clock() - began) / max(1, *map(len, found)))
         self._read_to |= {sequence: len(sequence.tokens) for sequence in owners}
         guesses |= zip(owners, found, strict=True)
 
@@ -187,9 +194,9 @@ class DraftModel(Drafter):
         for _ in range(2):
             self._row_s = self.token_s = 0.0
             followed = _Followed(self._runner.create_sequence(), [], [], 0)
-            self._append([(followed, [0] * LEAST_READ)], wanted=False)
+            self._append([(followed, [0] * LEAST_READ)], [0])
             for _ in range(2):
-                self._append([(followed, [0])], wanted=True)
+                self._append([(followed, [0])], [1])
             self._runner.free_sequence(followed.handle)
 
     def reading_s(self, sequence: TokenSequence) -> float:
@@ -198,18 +205,26 @@ class DraftModel(Drafter):
         unread = followed.unread if followed and followed.source is sequence.tokens else len(sequence.tokens)
         return min(unread, LEAST_READ) * self._row_s if unread > MAX_DRAFT + AT_ONCE else 0.0
 
-    def _guess(self, wanted: Sequence[Wanted], guesses: dict[TokenSequence, list[int]]) -> None:
+    def _guess(self, wanted: Sequence[Wanted], guesses: dict[TokenSequence, list[Guess]]) -> None:
         # The last drafted token takes no position.
         most = self._runner.info.max_context + 1
-        ready = [
-            (each, min(count, most - len(each.tokens)))
-            for each, count, seconds in wanted
-            if self._follow(each, seconds)
-        ]
-        guesses |= {sequence: [] for sequence, _ in ready}
-        for at in range(max((count for _, count in ready), default=0)):
-            if not self._advance([sequence for sequence, count in ready if at < count], guesses):
+        active = {
+            each: least[: most - len(each.tokens)] for each, least, seconds in wanted if self._follow(each, seconds)
+        }
+        ready = len(active)
+        likely = dict.fromkeys(active, 1.0)
+        guesses |= {sequence: [] for sequence in active}
+        for at in range(MAX_DRAFT):
+            share = len(active) / max(ready, 1)
+            active = {
+                sequence: least
+                for sequence, least in active.items()
+                if at < len(least) and likely[sequence] * share >= least[at]
+            }
+            if not active or not self._advance([*active], guesses):
                 return
+            for sequence in active:
+                likely[sequence] *= guesses[sequence][-1][1]
 
     def forget(self, sequence: TokenSequence) -> None:
         """Stop following a sequence that has ended or waits again; cache its KV for the next turn."""
@@ -254,7 +269,7 @@ class DraftModel(Drafter):
         if max(ahead) >= self._runner.info.vocab_size:  # an image, or a token that only the large model has
             return False
         if len(missing) > len(ahead):
-            self._append([(followed, ahead)], wanted=False)
+            self._append([(followed, ahead)], [0])
             followed.agreed = len(followed.tokens)
         return len(missing) == len(ahead)
 
@@ -291,23 +306,32 @@ class DraftModel(Drafter):
             del followed.tokens[agreed:]
         followed.agreed = agreed
 
-    def _advance(self, active: list[TokenSequence], guesses: dict[TokenSequence, list[int]]) -> bool:
+    def _advance(self, active: list[TokenSequence], guesses: dict[TokenSequence, list[Guess]]) -> bool:
         """Draft one more token for each; False if there is no room."""
-        parts = []
+        parts, wanted = [], []
         for sequence in active:
             followed = self._followed[sequence]
-            parts.append((followed, [*sequence.tokens, *guesses[sequence]][followed.start + len(followed.tokens) :]))
-        chosen = self._append(parts, wanted=True)
+            text = [*sequence.tokens, *(token for token, _ in guesses[sequence])]
+            missing = text[followed.start + len(followed.tokens) :]
+            parts.append((followed, missing))
+            wanted.append(1 + min(sequence.generated, len(missing) - 1, JUDGED if len(missing) > AT_ONCE else 0))
+        chosen = self._append(parts, wanted)
         if chosen is None:
             return False
-        for sequence, token in zip(active, chosen, strict=True):
+        for sequence, (_, text), found in zip(active, parts, chosen, strict=True):
             if not guesses[sequence]:
                 self._followed[sequence].agreed = len(self._followed[sequence].tokens)
-            guesses[sequence].append(token)
+            *before, guess = found
+            for (token, probability), came in zip(before, text[len(text) - len(before) :], strict=True):
+                self.length.observe([probability], token == came)
+            guesses[sequence].append(guess)
         return True
 
-    def _append(self, parts: list[tuple[_Followed, list[int]]], wanted: bool) -> list[int] | None:
-        """Append tokens to each sequence and return the most likely next one of each; None if there is no room."""
+    def _append(self, parts: list[tuple[_Followed, list[int]]], wanted: list[int]) -> list[list[Guess]] | None:
+        """Append tokens to each sequence; return the likeliest ones after the last `wanted` tokens of each.
+
+        Returns None if there is no room.
+        """
         runner = self._runner
         rows = [token for _, tokens in parts for token in tokens]
         if len(rows) > runner.info.max_rows:
@@ -322,9 +346,10 @@ class DraftModel(Drafter):
             positions += range(len(followed.tokens), len(followed.tokens) + len(tokens))
             sequences += [followed.handle] * len(tokens)
             followed.tokens += tokens
-        lasts = [row for row in range(len(rows)) if row + 1 == len(rows) or sequences[row + 1] != sequences[row]]
+        ends = [*accumulate(len(tokens) for _, tokens in parts)]
+        lasts = [row for end, count in zip(ends, wanted, strict=True) for row in range(end - count, end)]
         began = self._clock()
-        logits = runner.run(rows, positions, sequences, lasts if wanted else [])
+        chosen = iter(likeliest(runner.run(rows, positions, sequences, lasts)))
         took = self._clock() - began
         if len(rows) == len(parts):
             self._learn(took)
@@ -332,7 +357,7 @@ class DraftModel(Drafter):
             self.read_s += took
         if len(rows) >= LEAST_READ * len(parts):
             self._row_s += (took / len(rows) - self._row_s) * (0.3 if self._row_s else 1.0)
-        return [int(token) for token in logits.argmax(axis=1)]
+        return [[*islice(chosen, count)] for count in wanted]
 
 
 def _space(sequence: TokenSequence) -> KeySpace:

@@ -130,14 +130,15 @@ class ComputesAside(Protocol):
 class DraftsItself(Protocol):
     """Additional interface of a Runner whose model can draft by itself. Only effective if `info.can_draft`."""
 
-    def follow(self, wanted: Sequence[tuple[int, int, int]]) -> None:
+    def follow(self, wanted: Sequence[tuple[int, int, Sequence[float]]]) -> None:
         """Read the part of the sequences that `draft` needs and has not read yet. Otherwise `draft` reads it."""
 
-    def draft(self, wanted: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+    def draft(self, wanted: Sequence[tuple[int, int, Sequence[float]]]) -> list[list[tuple[int, float]]]:
         """Draft the next tokens of sequences, each listed once; no sequence changes.
 
-        wanted: a sequence, the token after its stored ones, and the maximum number of tokens to draft after that token.
-        A sequence may get fewer, or none.
+        wanted: a sequence, the token after its stored ones, and for each token to draft after that token the least
+        likelihood of the drafted ones before it; if only a part of the sequences got the token before, it must be as
+        much greater. A sequence may get fewer tokens, or none. Returns tokens with their probabilities.
         """
 
 

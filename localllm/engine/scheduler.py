@@ -351,7 +351,7 @@ class Scheduler:
                 limit, self.costs, drafter.token_s, others, reading_s, generation.generated, drafter.start_s
             )
             if count:
-                wanted[at] = Wanted(generation.sequence, count, drafter.length.affordable_s)
+                wanted[at] = Wanted(generation.sequence, drafter.length.least[:count], drafter.length.affordable_s)
         return drafts, wanted
 
     def _guess(
@@ -364,9 +364,9 @@ class Scheduler:
         guesses = drafter.guess([*wanted.values()])
         plan.drafting_s = self._clock() - began
         for at, guess in zip(wanted, guesses, strict=True):
-            decoding[at].speculation.by_model(drafter.length)
+            drafts[at] = [token for token, _ in guess]
+            decoding[at].speculation.by_model(drafter.length, [probability for _, probability in guess])
             decoding[at].writer.drafting_s += plan.drafting_s / len(wanted)
-            drafts[at] = guess
 
     def _add_prefills(self, plan: Plan, prefilling: list[Generation]) -> None:
         alone = len(self.running) + len(self.waiting) == 1

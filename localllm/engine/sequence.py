@@ -63,6 +63,11 @@ class TokenSequence:
         return len(self.tokens) - self.computed
 
     @property
+    def generated(self) -> int:
+        """Number of tokens after the prompt; 0 if `replace` left fewer than the prompt had."""
+        return max(len(self.tokens) - self._prompt, 0)
+
+    @property
     def reusable_tokens(self) -> list[int]:
         """The tokens of which stored KV may be reused: not the last one, because its logits are needed."""
         return self.tokens[:-1][: self.reusable]

@@ -5,8 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
+from models.native_runner import NativeRunner
 from tests.models.architecture_models import MODELS
 from tests.models.synthetic import Synthetic, shapes, write
+
+
+def drafts(runner: NativeRunner, wanted: list[tuple[int, int, int]]) -> list[list[int]]:
+    """Drafts of so many tokens, however likely they are."""
+    found = runner.draft([(sequence, token, (0.0,) * count) for sequence, token, count in wanted])
+    return [[token for token, _ in draft] for draft in found]
 
 
 def predicting(model: Synthetic, *, own_ends: bool = False) -> Synthetic:

@@ -18,6 +18,7 @@ from models.native_runner import NativeRunner
 from tests.gguf_files import copying, finish
 from tests.models.architecture_models import MODELS
 from tests.models.eagle_models import HEADS, OUTPUTS, TARGET, write_head
+from tests.models.prediction_models import drafts
 from tests.models.synthetic import Synthetic, write
 from tests.oracle import llama_drafts, llama_oracle
 
@@ -128,12 +129,12 @@ def test_a_draft_begins_with_the_likeliest_token_after_the_text(files: Files, ru
     sequence = runner.create_sequence()
     for start, stop in ((0, 20), (20, 21), (21, 47)):
         append(runner, sequence, TOKENS[start:stop])
-        runner.draft([(sequence, TOKENS[stop], 3)])  # whose rejected drafts must leave nothing behind
-    (drafted,) = runner.draft([(sequence, TOKENS[47], 4)])
+        drafts(runner, [(sequence, TOKENS[stop], 3)])  # whose rejected drafts must leave nothing behind
+    (drafted,) = drafts(runner, [(sequence, TOKENS[47], 4)])
     assert len(drafted) == 4 and all(np.isfinite(expected[-1][token]) for token in drafted)
     finite = expected[-1][np.isfinite(expected[-1])]
     assert expected[-1][drafted[0]] > finite.max() - TOLERANCE * finite.std()
-    assert runner.draft([(sequence, TOKENS[47], 4)]) == [drafted]
+    assert drafts(runner, [(sequence, TOKENS[47], 4)]) == [drafted]
     runner.check_integrity({sequence})
 
 

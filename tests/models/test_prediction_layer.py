@@ -11,7 +11,7 @@ from models.drafting_layer import MAX_ROWS, DraftingLayer, DraftRows
 from models.kv_pages import Sequence
 from models.native_runner import NativeRunner
 from models.self_drafts import KEPT
-from tests.models.prediction_models import PREDICTING, counting
+from tests.models.prediction_models import PREDICTING, counting, drafts
 from tests.models.synthetic import write
 from tests.oracle import llama_drafts, llama_oracle
 
@@ -75,11 +75,11 @@ def test_a_draft_begins_with_the_likeliest_token_after_the_text(path: Path, runn
     for start, stop in ((0, 20), (20, 21), (21, 47)):
         append(runner, sequence, TOKENS[start:stop])
         if start:
-            runner.draft([(sequence, TOKENS[stop], 3)])  # whose rejected drafts must leave nothing behind
-    (drafted,) = runner.draft([(sequence, TOKENS[47], 4)])
+            drafts(runner, [(sequence, TOKENS[stop], 3)])  # whose rejected drafts must leave nothing behind
+    (drafted,) = drafts(runner, [(sequence, TOKENS[47], 4)])
     assert len(drafted) == 4
     assert expected[drafted[0]] > expected.max() - 4 * TOLERANCE * expected.std()
-    assert runner.draft([(sequence, TOKENS[47], 4)]) == [drafted]
+    assert drafts(runner, [(sequence, TOKENS[47], 4)]) == [drafted]
     runner.check_integrity({sequence})
 
 
@@ -89,19 +89,36 @@ def test_drafts_do_not_depend_on_how_the_text_came(path: Path, runner: NativeRun
     for token in TOKENS[:40]:
         append(runner, pieces, [token])
     append(runner, pieces, [1, 2, 3])
-    runner.draft([(pieces, 4, 5)])
+    drafts(runner, [(pieces, 4, 5)])
     runner.truncate_sequence(pieces, 40)
     append(runner, pieces, TOKENS[40:47])
-    assert runner.draft([(whole, TOKENS[47], 5)]) == runner.draft([(pieces, TOKENS[47], 5)])
-    together = runner.draft([(whole, TOKENS[47], 5), (forked, 1, 5), (pieces, TOKENS[47], 2)])
+    assert drafts(runner, [(whole, TOKENS[47], 5)]) == drafts(runner, [(pieces, TOKENS[47], 5)])
+    together = drafts(runner, [(whole, TOKENS[47], 5), (forked, 1, 5), (pieces, TOKENS[47], 2)])
     assert together[0][:2] == together[2] and together[1] == []
     fork = runner.fork_sequence(whole, 30)
-    assert runner.draft([(fork, TOKENS[30], 2)]) == [[]], "nothing was computed since"
+    assert drafts(runner, [(fork, TOKENS[30], 2)]) == [[]], "nothing was computed since"
     append(runner, fork, TOKENS[30:34])
-    assert len(runner.draft([(fork, TOKENS[34], 2)])[0]) == 2
+    assert len(drafts(runner, [(fork, TOKENS[34], 2)])[0]) == 2
     for sequence in (whole, pieces, forked, fork):
         runner.free_sequence(sequence)
     runner.check_integrity(set())
+
+
+def test_a_draft_ends_where_it_is_not_likely_enough(runner: NativeRunner) -> None:
+    first, second = runner.create_sequence(), runner.create_sequence()
+    append(runner, first, TOKENS[:47])
+    append(runner, second, TOKENS[:30])
+    (drafted,) = runner.draft([(first, TOKENS[47], (0.0,) * 6)])
+    likely = np.cumprod([probability for _, probability in drafted])
+    assert np.all((likely > 0) & (likely < 1))
+    for count in range(1, 6):
+        least = (0.0,) * count + (1.001 * float(likely[count - 1]),) * (6 - count)
+        assert runner.draft([(first, TOKENS[47], least)]) == [drafted[:count]]
+        least = (0.0,) * count + (0.999 * float(likely[count - 1]),) + (1.0,) * (5 - count)
+        assert runner.draft([(first, TOKENS[47], least)]) == [drafted[: count + 1]]
+    least = (0.0, *(0.0,) * 3, 0.6 * float(likely[3]))
+    found = runner.draft([(first, TOKENS[47], least), (second, TOKENS[30], (0.0,))])
+    assert list(map(len, found)) == [4, 1], "a token for one of two must be likelier"
 
 
 def test_long_texts_and_many_sequences_find_room(runner: NativeRunner) -> None:
@@ -110,12 +127,12 @@ def test_long_texts_and_many_sequences_find_room(runner: NativeRunner) -> None:
     for _ in range(3):
         for sequence in sequences:
             append(runner, sequence, random.integers(0, 320, 2 * KEPT + MAX_ROWS + 5).tolist())
-        found = runner.draft([(sequence, 7, 15) for sequence in sequences])
+        found = drafts(runner, [(sequence, 7, 15) for sequence in sequences])
         assert [len(each) for each in found] == [0, 0, *[15] * 8]
         runner.check_integrity(set(sequences))
     for _ in range(20):
         append(runner, sequences[-1], random.integers(0, 320, 25).tolist())
-        assert len(runner.draft([(sequences[-1], 7, 3)])[0]) == 3
+        assert len(drafts(runner, [(sequences[-1], 7, 3)])[0]) == 3
         runner.check_integrity(set(sequences))
 
 
@@ -127,7 +144,7 @@ def test_rare_ids_are_guessed_in_texts_that_have_them(tmp_path: Path) -> None:
     for first, right in ((100, True), (32_750, False), (34_000, True), (69_000, True)):
         sequence = runner.create_sequence()
         append(runner, sequence, list(range(first - 60, first)))
-        (drafted,) = runner.draft([(sequence, first, 20)])
+        (drafted,) = drafts(runner, [(sequence, first, 20)])
         assert (drafted == list(range(first + 1, first + 21))) == right
         runner.free_sequence(sequence)
     runner.close()

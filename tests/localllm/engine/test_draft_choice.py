@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import cycle, islice
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -60,13 +61,28 @@ MACHINES = {
     ),
 }
 PROMPT, TOKENS, ANSWERS = 50, 220, 3
-# For two answers of Qwen2.5-Coder 1.5B, on code and in prose, at temperatures 0 and 1: for each token, whether the 0.5B
-# found it the likeliest, having read all before it. The highest bit, 1, only begins the number.
+# For two answers of Qwen2.5-Coder 1.5B, on code and in prose, at temperatures 0 and 0.7: whether the 0.5B found each
+# token the likeliest, having read all before it, and how likely it found its likeliest. A letter's number is twice that
+# probability in 32nds, plus 1 for a right token.
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+-"
+AFTER_WRONG = "1"  # as likely as tokens that the 0.5B drafted after a wrong one
 RECORDED = {
-    "code, 0": (0x17FFDFDFFFFFFFFFFFDCBFFEFFFFFF, 0x1FBFF7DDFDBF3BFD3FF9FFFFFFFFA),
-    "prose, 0": (0x17FF4EEB69E34F1FF92EEDDB1FB5A, 0x1F7FE45CAFAF3CA57DF6DD20FEBA7),
-    "code, 1": (0x17FFDFFFFFDABB7D3FBFFFFFFFFFF, 0x17CFFFF36FDFFE5FF5EFECA9FC2F7),
-    "prose, 1": (0x17FD356D1E34461AFEAB162634DE4, 0x1884CDD55AFA656B43354DBF80ADA),
+    "code, 0": (
+        "--t---9----7-g7z-9-3rgn--h-5-77--5---xl9--t---z-----5-------55--ba-3-uIjkj---t1-v--x--o---",
+        "9---g---1---l--k9-X--Y9--c5-9--XjSxpU-r9---kil5Xk--l--h--exmk-3n3---97-7a4-----ppxb55f-9-v",
+    ),
+    "prose, 0": (
+        "----x9-T--vIlU0vX9m--9M-g1-Yb-KTsEl5Tlooet7YrOIRPV-Qem1l9--5VllpIglEGfa-Pvk-hnGfre9-bYltS-",
+        "XP9i5--n-----3SQzOUEvqbVtIG-KXU15t5fG5Y-nd-OcxhJ-QOXIlaG1I5KNj-N3Szr3zbGhvYhloZ9dc9iWLKYYS",
+    ),
+    "code, 0.7": (
+        "--t---9----7-g7z-9-3rht--3-5-79--9---xm---e-5-7---4-ii-m-g--7xi99-t-------97--p1-9-3-5yr--",
+        "prj9-7-l---e-z9v-9--o---p79-j79j-7-jZe-7YSd----j7r1-97---t------1--597-n--h--n--9--d-9zf-9",
+    ),
+    "prose, 0.7": (
+        "----x9-T--vIpUZImoIX7vQ-9ZaM97M-I3i--l3dShqQJa-Yc59KmmWX33-aUkMM7rO0W4izxe5V7ppM7-YZNIbZ-O",
+        "XO7e5--l-----3M-9-zpt-GkpH7h5hm-SovjIM9fcRC9qvZU1dIps2-ymrf57zr3V5G-vcid-PV9VfnM1I4pzG5tgI",
+    ),
 }
 
 
@@ -131,7 +147,7 @@ def test_drafts_cost_at_most_a_fiftieth_and_gain_what_the_best_fixed_length_gain
     assert all(alone / spent > 0.97 for alone, spent in zip(plain, own, strict=True))
     assert sum(plain) / sum(own) > 0.98
     best = min([sum(plain), *(sum(played(machine, acceptance, count)[0]) for count in (1, 3))])
-    assert best / ANSWERS / own[-1] > 0.94, "once its statistics are good"
+    assert best / ANSWERS / own[-1] > 0.92, "once its statistics are good"
     for done in said:
         assert all(next_token(token) == after for token, after in zip(done.token_ids, done.token_ids[1:], strict=False))
 
@@ -173,19 +189,21 @@ class Layer:
         self._clock, self._acceptance, self._token_s, self._reading_s = clock, acceptance, token_s, reading_s
         self._random, self._read = np.random.default_rng(1), False
 
-    def follow(self, wanted: Sequence[tuple[int, int, int]]) -> None:
+    def follow(self, wanted: Sequence[tuple[int, int, Sequence[float]]]) -> None:
         if not self._read:
             self._clock.advance(self._reading_s)
         self._read = True
 
-    def draft(self, wanted: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+    def draft(self, wanted: Sequence[tuple[int, int, Sequence[float]]]) -> list[list[tuple[int, float]]]:
         drafts = []
-        for _, token, count in wanted:
+        for _, token, least in wanted:
             guess = [token]
-            for _ in range(count):
+            for at, needed in enumerate(least):
+                if self._acceptance**at < needed:
+                    break
                 guess.append(next_token(guess[-1]) if self._random.random() < self._acceptance else 1)
                 self._clock.advance(self._token_s)
-            drafts.append(guess[1:])
+            drafts.append([(each, self._acceptance) for each in guess[1:]])
         return drafts
 
 
@@ -200,13 +218,16 @@ def test_layers_that_draft_pay_too(acceptance: float, least: float) -> None:
 
 
 class Recorded(SimulatedRunner):
-    """Guesses wrongly what follows some tokens."""
+    """Guesses as recorded what follows some tokens, and is as sure of it."""
 
-    wrong: frozenset[int] = frozenset()
+    recorded: Mapping[int, str] = MappingProxyType({})
+
+    def _chance(self, token: int) -> float:
+        return (LETTERS.index(self.recorded.get(token, AFTER_WRONG)) // 2 + 0.5) / 32
 
     def _guess(self, token: int) -> int:
         right = next_token(token)
-        return right if token not in self.wrong else right % 16_000 + 1
+        return right if LETTERS.index(self.recorded.get(token, AFTER_WRONG)) % 2 else right % 16_000 + 1
 
 
 def replayed(machine: str, name: str, tokens: int, length: ModelDraftLength | Measured | None) -> list[Completion]:
@@ -215,19 +236,19 @@ def replayed(machine: str, name: str, tokens: int, length: ModelDraftLength | Me
     length: a length, or what earlier processes learned; None for no draft model.
     """
     clock, (own, draft) = VirtualClock(), MACHINES[machine]
-    token, prompts, wrong = 1, [], set()
-    for recorded in RECORDED[name]:
+    token, prompts, recorded = 1, [], {}
+    for letters in RECORDED[name]:
         for _ in range(900):
             token = next_token(token)
         prompts.append((*range(1, 45), token))
-        after = token
-        for right in islice(cycle(f"{recorded:b}"[1:]), tokens):
-            wrong |= set() if right == "1" else {after}
+        after = next_token(token)
+        for letter in islice(cycle(letters), tokens):
+            recorded[after] = letter
             after = next_token(after)
     drafter = None
     if length is not None:
         runner = Recorded(draft, clock, pages=4096, context=8192)
-        runner.wrong = frozenset(wrong)
+        runner.recorded = recorded
         drafter = DraftModel(runner, clock)
         if isinstance(length, Measured):
             drafter.recall(length)
@@ -275,9 +296,9 @@ def test_answers_of_real_models_lose_little_and_gain_what_the_best_fixed_length_
 
     plain, kept = spent(None), Remembered()
     first, later = spent(kept), spent(kept)
-    assert all(alone / mine > 0.965 for own in (first, later) for alone, mine in zip(plain, own, strict=True))
+    assert all(alone / mine > 0.955 for own in (first, later) for alone, mine in zip(plain, own, strict=True))
     best = min(sum(plain), *(sum(spent(Fixed(count))) for count in (1, 2, 3, 4)))
-    for own, least in ((first, 0.93), (later, 0.95)):
+    for own, least in ((first, 0.92), (later, 0.94)):
         assert sum(plain) / sum(own) > 0.975
         assert best / sum(own) > least
 
@@ -293,9 +314,45 @@ def test_what_was_read_need_not_be_read_again() -> None:
     sequence = TokenSequence(range(1, 60), {}, KeySpace())
     reading = drafter.reading_s(sequence)
     assert reading == pytest.approx(0.056)
-    assert len(drafter.guess([Wanted(sequence, 2, 1.0)])[0]) == 2
+    assert len(drafter.guess([Wanted(sequence, (0.0, 0.0), 1.0)])[0]) == 2
     assert drafter.reading_s(sequence) == 0
     assert drafter.read_s == pytest.approx(0.177, abs=0.01)
+
+
+def test_a_draft_ends_where_it_is_no_longer_likely_enough() -> None:
+    clock = VirtualClock()
+    runner = Recorded(MACHINES["AVX512"][1], clock, pages=64, context=512)
+    texts = [[3], [5]]
+    for text in texts:
+        for _ in range(5):
+            text.append(next_token(text[-1]))
+    runner.recorded = {
+        token: letter
+        for text, letters in zip(texts, ("7xxhv", "7hhhh"), strict=True)
+        for token, letter in zip(text, letters, strict=False)
+    }
+    chance = [(LETTERS.index(letter) // 2 + 0.5) / 32 for letter in "7xxhv"]
+    drafter = DraftModel(runner, clock)
+    sure, unsure = (TokenSequence(text[:1], {}, KeySpace()) for text in texts)
+    least = (0.0, 0.9, 0.6, 0.5, 0.6)
+    (draft,) = drafter.guess([Wanted(sure, least, 1.0)])
+    assert [token for token, _ in draft] == texts[0][1:5], "the fourth is not likely enough for a fifth"
+    assert [probability for _, probability in draft] == pytest.approx(chance[:4], abs=1e-4)
+    both = drafter.guess([Wanted(sure, least, 1.0), Wanted(unsure, least, 1.0)])
+    assert list(map(len, both)) == [3, 2], "a token for one of two must pay for both"
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_what_is_read_of_an_answer_tells_how_well_the_model_would_have_drafted_it(right: bool) -> None:
+    clock = VirtualClock()
+    drafter = DraftModel(SimulatedRunner(MACHINES["AVX512"][1], clock, pages=64, context=512, accuracy=0.9), clock)
+    sequence = TokenSequence(range(1, 41), {}, KeySpace())
+    for _ in range(12):
+        sequence.tokens.append(next_token(sequence.tokens[-1]) if right else 7)
+    before = drafter.length.chance(0)
+    drafter.guess([Wanted(sequence, (0.0,), 1.0)])
+    assert drafter.length.chance(0) > before if right else drafter.length.chance(0) < 0.4
+    assert drafter.length.learned()["weights"][0] > 10
 
 
 def test_the_first_token_of_a_draft_may_cost_more_than_the_others() -> None:
@@ -325,7 +382,7 @@ def test_nearly_even_drafts_are_tried_until_tens_are_known() -> None:
         count = length.choose(15, costs, 0.025)
         tried += count
         if count:
-            length.observe(count, 0 if tried % 3 else count)
+            length.observe([0.4] * count, 0 if tried % 3 else count)
         length.stepped(0.05, 0.002 if count else 0.0)
     assert tried > 20
 
@@ -333,7 +390,7 @@ def test_nearly_even_drafts_are_tried_until_tens_are_known() -> None:
 def test_drafts_that_lose_although_they_should_pay_stop_for_a_while() -> None:
     length, costs = ModelDraftLength(), learned(0.05, 0.0)
     for _ in range(40):
-        length.observe(4, 4)
+        length.observe([0.99] * 4, 4)
     assert length.choose(15, costs, 0.0) > 2
     for _ in range(10):
         length.stepped(0.05, 0.03)

@@ -108,6 +108,11 @@ def test_chances_of_the_lookup_depend_on_the_streak_of_right_guesses() -> None:
     assert 0 < length.chance(0) < 0.01
 
 
+def expected(drafted: int) -> float:
+    """Tokens of a step where each drafted token is accepted with the chance that is assumed at first."""
+    return sum(ModelDraftLength().chance(0) ** at for at in range(drafted + 1))
+
+
 @pytest.mark.parametrize("drafting_s", [0.002, 0.014], ids=["pays", "trial"])
 def test_a_draft_may_be_preceded_by_reading_of_exactly_what_is_affordable(drafting_s: float) -> None:
     length, costs = ModelDraftLength(), StepCosts()
@@ -115,12 +120,13 @@ def test_a_draft_may_be_preceded_by_reading_of_exactly_what_is_affordable(drafti
         costs.observe(rows, 0.02 + 0.002 * (rows - 1))
     count = length.choose(8, costs, drafting_s)
     affordable, plain = length.affordable_s, costs.remembered(1)
-    spent = costs.remembered(1 + count) + count * drafting_s
+    best = max(range(1, count + 1), key=lambda at: expected(at) / (costs.remembered(1 + at) + at * drafting_s))
+    spent = costs.remembered(1 + best) + best * drafting_s
     if drafting_s == 0.014:  # one token, which costs more than it is expected to gain
         assert count == 1 and spent > 1.75 * plain
         assert affordable == pytest.approx(0.5 * plain - (spent - 1.75 * plain))
     else:  # what an answer may lose, less what the draft may lose
-        assert affordable == pytest.approx(2 * plain - (spent - plain))
+        assert affordable == pytest.approx(ModelDraftLength.FIRST * plain - (spent - plain))
     assert length.choose(8, costs, drafting_s, 0, affordable) == count
     assert length.choose(8, costs, drafting_s, 0, affordable * 1.001) == 0
 
@@ -131,13 +137,13 @@ def test_a_draft_may_lose_a_part_of_what_the_answer_can_afford() -> None:
         costs.observe(rows, 0.02 + 0.006 * (rows - 1))
     plain = costs.remembered(1)
     for _ in range(40):
-        length.observe(8, 8)
+        length.observe([1.0] * 8, 8)
     lengths = [length.choose(MAX_DRAFT, costs, 0.001)]
     for _ in range(3):
         length.stepped(plain, -2 * plain)
         lengths.append(length.choose(MAX_DRAFT, costs, 0.001))
-    assert lengths == sorted(lengths) and lengths[0] < 4 < lengths[-1]
-    for steps, count in zip((2.0, 4.0), lengths, strict=False):
+    assert lengths == sorted(lengths) and lengths[0] < 5 < lengths[-1]
+    for steps, count in zip((ModelDraftLength.FIRST, ModelDraftLength.FIRST + 2), lengths, strict=False):
         assert costs.remembered(1 + count) + 0.001 * count - plain <= steps * ModelDraftLength.RISKED * plain
     for _ in range(6):
         length.stepped(plain, 2 * plain)
@@ -149,10 +155,40 @@ def test_a_draft_may_lose_a_part_of_what_the_answer_can_afford() -> None:
 def test_each_position_of_a_draft_has_a_chance_and_one_never_reached_takes_the_one_before() -> None:
     length = ModelDraftLength()
     for _ in range(50):
-        length.observe(drafted=3, accepted=1)
-    assert length.chance(0) > 0.95
+        length.observe([0.9, 0.1, 0.9], accepted=1)
+    assert length.chance(0) > 0.85
     assert length.chance(1) < 0.2
     assert length.chance(2) == length.chance(7) == length.chance(1), "the third token was never judged"
+
+
+def test_a_token_is_drafted_where_those_before_it_are_likely_enough_to_pay() -> None:
+    costs = StepCosts()
+    for rows in (1, 2, 3, 4, 5, 8) * 5:
+        costs.observe(rows, 0.02 if rows < 5 else 0.026)
+    needed = []
+    for drafting_s in (0.002, 0.008):
+        length = ModelDraftLength()
+        for _ in range(10):
+            length.observe([0.9] * 4, 4)
+            length.stepped(0.02, -0.04)
+        count = length.choose(MAX_DRAFT, costs, drafting_s)
+        assert count > 4 and len(length.least) == count and length.least[0] == 0
+        needed.append(length.least)
+    cheap, dear = needed
+    assert 0.1 < cheap[1] < 0.3 < dear[1] < 0.8
+    assert cheap[3] > max(cheap[2], cheap[4]) + 0.3, "the fifth row of the step takes time"
+
+
+def test_probabilities_that_promise_too_much_are_trusted_less() -> None:
+    costs, modest, wrong = learned(), ModelDraftLength(), ModelDraftLength()
+    for _ in range(12):
+        modest.observe([0.5], 1)
+        wrong.observe([0.9], 0)
+    assert modest.chance(0) > 0.8 and wrong.chance(0) < 0.5
+    for length in (modest, wrong):
+        length.choose(MAX_DRAFT, costs, 0.0)
+    assert ModelDraftLength(modest.learned()).chance(0) == pytest.approx(modest.chance(0), abs=0.01)
+    assert ModelDraftLength(wrong.learned()).chance(0) == pytest.approx(wrong.chance(0), abs=0.01)
 
 
 def test_lookup_continues_after_a_match_and_reports_its_draft() -> None:

@@ -1,5 +1,6 @@
 """A Runner that computes nothing: real page accounting, made-up tokens, and time on a virtual clock."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -67,7 +68,7 @@ class SimulatedRunner:
     """Implements localllm.engine.runner.Runner; `run` advances the clock by the step's time.
 
     accuracy: the probability that the likeliest token is the one that a runner with accuracy 1 would choose. A less
-    accurate runner that drafts for it has this acceptance rate.
+    accurate runner that drafts for it has this acceptance rate, and is as sure of each token.
     """
 
     def __init__(
@@ -143,7 +144,8 @@ class SimulatedRunner:
         self._note(len(tokens), set(sequences), seconds)
         logits = np.zeros((len(wanted), VOCABULARY), np.float32)
         for at, row in enumerate(wanted):
-            logits[at, self._guess(tokens[row])] = 1.0
+            chance = min(max(self._chance(tokens[row]), 2 / VOCABULARY), 1 - 1e-6)
+            logits[at, self._guess(tokens[row])] = math.log((VOCABULARY - 1) * chance / (1 - chance))
         return logits
 
     def export_kv(self, sequence: int, start: int, stop: int) -> bytes:
@@ -165,6 +167,10 @@ class SimulatedRunner:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _chance(self, token: int) -> float:
+        """The probability of the likeliest token after a token."""
+        return self._accuracy
 
     def _guess(self, token: int) -> int:
         right = next_token(token)
