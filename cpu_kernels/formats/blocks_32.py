@@ -17,7 +17,7 @@ from cpu_kernels.formats.codec import BYTES, FIVE_BITS, FP4, NIBBLES, Codec
 from cpu_kernels.formats.source import Plane, Source
 from cpu_kernels.formats.weight_format import WeightFormat
 from cpu_kernels.isa import POLICY
-from cpu_kernels.records import Act, Form, field
+from cpu_kernels.records import TILE_WIDTHS, Act, Form, field
 from cpu_kernels.simd.arithmetic import mul_f32, prefetch_lines
 from cpu_kernels.simd.bytes import BYTE_OFFSET
 from cpu_kernels.simd.tiles import (
@@ -44,6 +44,8 @@ from cpu_kernels.simd.vectors import (
 )
 
 _IN_REGISTERS = POLICY.sums_in_registers
+# The most tokens of a tile for which registers hold the sums of both halves of a block.
+_BOTH_HALVES = 4
 # Undoes the factor in the packed activations' -128 * sum.
 _PER_SUM = np.float32(-1.0 / 128.0)
 _IQ4 = Codec(NIBBLES.steps, table=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
@@ -143,43 +145,60 @@ class Blocks32(WeightFormat):
             return start_at_zero
         return start_offset if self.codec.is_offset else start_biased(self.bias)
 
-    def tile_adder(self) -> Any:
-        """See WeightFormat."""
-        dot, start_sums = self.codec.dot(0, 8), self._start()
-        half_bytes, block_bytes, minima = self.half_bytes, self.nbytes, self.minima
-        scales_at, half_scales, minima_at = 2 * half_bytes, 16 * self.scale_bytes, self.minima_at
-        load_scale, lines = load_f32 if self.scale_bytes == 4 else load_f16, (block_bytes + 63) // 64
+    def _adder(self, most: int) -> Any:
+        """Return add(sums, products, p, half, scale, total, out): adds the products of 16 rows, times their scales.
+
+        The block's minima are added, too. Sums of tiles of up to `most` tokens are in registers, others at `out`.
+        """
+        scales_at, half_scales, minima_at = 2 * self.half_bytes, 16 * self.scale_bytes, self.minima_at
+        load_scale, minima = load_f32 if self.scale_bytes == 4 else load_f16, self.minima
 
         @inner
         def add(sums: Any, products: Any, p: int, half: int, scale: int, total: int, out: int) -> Any:
-            """Add the products of 16 rows times their scales, and their minima, to sums in registers or at `out`."""
             factor = load_scale(p + scales_at + half * half_scales)
-            if _IN_REGISTERS or tile_width(products) == 1:
+            if tile_width(products) <= most:
                 sums = tile_add_scaled(sums, products, factor, scale)
             else:
                 tile_add_scaled_in_memory(products, factor, scale, out)
             if minima:
                 factor = mul_f32(load_f16(p + minima_at + half * 32), splat_f32(_PER_SUM))
                 totals = tile_broadcast(products, total)
-                if _IN_REGISTERS or tile_width(products) == 1:
+                if tile_width(products) <= most:
                     sums = tile_add_scaled(sums, totals, factor, scale)
                 else:
                     tile_add_scaled_in_memory(totals, factor, scale, out)
             return sums
 
+        return add
+
+    def tile_adder(self) -> Any:
+        """See WeightFormat.
+
+        The tile that waits for the weights reads each block once from front to back, as prefetchers expect. Later tiles
+        find a group in the second-level cache and multiply its halves one after the other, with all sums in registers.
+        Where those are few, tiles alternate (cpu_kernels.matmul), so only single tokens read in order.
+        """
+        dot, start_sums = self.codec.dot(0, 8), self._start()
+        half_bytes, block_bytes, lines = self.half_bytes, self.nbytes, (self.nbytes + 63) // 64
+        most = _BOTH_HALVES if _IN_REGISTERS else 1
+        add_both, add_half = self._adder(most), self._adder(max(TILE_WIDTHS) if _IN_REGISTERS else 0)
+
         @inner
-        def one_token(zero: Any, p: int, blocks: int, x: int, scale: int, total: int, sums: int, ahead: int) -> None:
-            """Multiply both halves of a block together, so that operands are loaded once."""
-            first, second = tile_load_f32(zero, sums), tile_load_f32(zero, sums + 64)
+        def both_halves(zero: Any, p: int, blocks: int, x: int, scale: int, total: int, sums: int, ahead: int) -> None:
+            step = 4 * tile_width(zero)
+            out = sums + 16 * step
+            first, second = tile_load_f32(zero, sums), tile_load_f32(zero, out)
             for b in range(blocks):
                 prefetch_lines(p + ahead, lines)
-                low = dot(start_sums(zero, total + 4 * b), p, x + 32 * b)
-                high = dot(start_sums(zero, total + 4 * b), p + half_bytes, x + 32 * b)
-                first = add(first, low, p, 0, scale + 4 * b, total + 4 * b, sums)
-                second = add(second, high, p, 1, scale + 4 * b, total + 4 * b, sums)
+                at, at_scale, at_total = x + b * 8 * step, scale + b * step, total + b * step
+                products = dot(start_sums(zero, at_total), p, at)
+                first = add_both(first, products, p, 0, at_scale, at_total, sums)
+                products = dot(start_sums(zero, at_total), p + half_bytes, at)
+                second = add_both(second, products, p, 1, at_scale, at_total, out)
                 p += block_bytes
-            tile_store(first, sums)
-            tile_store(second, sums + 64)
+            if tile_width(zero) <= most:
+                tile_store(first, sums)
+                tile_store(second, out)
 
         @inner
         def tile(
@@ -189,8 +208,8 @@ class Blocks32(WeightFormat):
             first, step = index * (k // 32) + start // 32, 4 * width
             x, scale = field(act, Act.Q32) + first * 8 * step, field(act, Act.SCALE32) + first * step
             total, p = field(act, Act.SUM32) + first * step, group + start // 32 * block_bytes
-            if width == 1:
-                one_token(zero, p, (end - start) // 32, x, scale, total, sums, ahead)
+            if width <= most or (_IN_REGISTERS and ahead > 0):
+                both_halves(zero, p, (end - start) // 32, x, scale, total, sums, ahead)
             else:
                 for half in range(2):
                     out, q = sums + half * 64 * width, p
@@ -199,7 +218,7 @@ class Blocks32(WeightFormat):
                         if ahead > 0 and half == 0:
                             prefetch_lines(q + ahead, lines)
                         products = dot(start_sums(zero, total + b * step), q + half * half_bytes, x + b * 8 * step)
-                        added = add(added, products, q, half, scale + b * step, total + b * step, out)
+                        added = add_half(added, products, q, half, scale + b * step, total + b * step, out)
                         q += block_bytes
                     if _IN_REGISTERS:
                         tile_store(added, out)
