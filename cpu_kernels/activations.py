@@ -15,7 +15,7 @@ from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.declarations import inner
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import kernel
-from cpu_kernels.records import Act, Form, Step, activation, argument, field, scratch, stage_rows, stage_width
+from cpu_kernels.records import Act, Form, Step, activation, argument, field, scratch, share, stage_rows, stage_width
 from cpu_kernels.self_check import Sample
 from cpu_kernels.sharing import first_share, next_share
 from cpu_kernels.simd.arithmetic import (
@@ -177,11 +177,8 @@ def pack_row(source: int, first: int, last: int, k: int, forms: int, width: int,
 
 
 @inner
-def norm_row(x: int, weight: int, k: int, padded: int, epsilon: np.float32, out: int) -> None:
-    """out = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm).
-
-    padded: k rounded up to 16; x and weight are zero beyond k.
-    """
+def _norm_factor(x: int, k: int, padded: int, epsilon: np.float32) -> np.float32:
+    """1 / sqrt(mean(x^2) + epsilon) (RMSNorm). padded: k rounded up to 16; x is zero beyond k."""
     s0 = zero_f32()
     s1 = zero_f32()
     for i in range(0, padded - 16, 32):
@@ -193,9 +190,24 @@ def norm_row(x: int, weight: int, k: int, padded: int, epsilon: np.float32, out:
         v = load_f32(x + (padded - 16) * 4)
         s0 = fma(v, v, s0)
     mean = sum_f32(add_f32(s0, s1)) / np.float32(k)
-    factor = splat_f32(_ONE / np.float32(math.sqrt(mean + epsilon)))
-    for i in range(0, padded, 16):
+    return _ONE / np.float32(math.sqrt(mean + epsilon))
+
+
+@inner
+def _scale_values(x: int, weight: int, scale: np.float32, n: int, out: int) -> None:
+    """out = x * scale * weight; n is a multiple of 16 or all are padded to one."""
+    factor = splat_f32(scale)
+    for i in range(0, n, 16):
         store_f32(out + i * 4, mul_f32(mul_f32(load_f32(x + i * 4), factor), load_f32(weight + i * 4)))
+
+
+@inner
+def norm_row(x: int, weight: int, k: int, padded: int, epsilon: np.float32, out: int) -> None:
+    """out = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm).
+
+    padded: k rounded up to 16; x and weight are zero beyond k.
+    """
+    _scale_values(x, weight, _norm_factor(x, k, padded, epsilon), padded, out)
 
 
 @inner
@@ -254,28 +266,38 @@ _PACK = indices_of(NormPack)
 
 @kernel(NormPack, _norm_pack_samples)
 def norm_pack(op: int, step: int, thread: int, threads: int) -> None:
-    """Normalise rows and pack them. With one row every thread packs its own copy."""
+    """Normalise rows and pack them. With one row every thread packs its own copy.
+
+    If there are fewer tiles than threads, these divide the rows' blocks of 256, too, and each computes the norms.
+    """
     rows = stage_rows(op, step)
     width = stage_width(op, step)
     k = argument(op, _PACK.k)
-    weight = argument(op, _PACK.weight)
+    weight, limits = argument(op, _PACK.weight), argument(op, _PACK.limits)
     padded = (k + 15) // 16 * 16
     act = activation(argument(op, _PACK.packed), 1, rows, thread)
     epsilon = get_f32(argument(op, _PACK.epsilon))
     out = scratch(step, thread)
-    first, last = rows_to_pack(op, step, thread, threads)
+    tiles, blocks = (rows + width - 1) // width, (k + 255) // 256
+    parts = 1 if rows == 1 or tiles >= threads else min(blocks, threads)
+    first, last = (0, 1) if rows == 1 else first_share(op, step, tiles * parts, thread, threads)
     while first >= 0:
-        for row in range(first, last):
-            index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, _PACK.wanted) != 0 else row
-            source = argument(op, _PACK.x) + index * argument(op, _PACK.stride)
-            if weight != 0:
-                norm_row(source, weight, k, padded, epsilon, out)
-                source = out
-            if argument(op, _PACK.limits) != 0:
-                limit_values(source, argument(op, _PACK.limits), padded, out)
-                source = out
-            pack_row(source, 0, k, k, argument(op, _PACK.forms), width, row, act)
-        first, last = more_rows_to_pack(op, step, thread, threads)
+        for item in range(first, last):
+            tile, part = item // parts, item % parts
+            begin = share(blocks, part, parts) * 256
+            n = min(k, share(blocks, part + 1, parts) * 256) - begin
+            for row in range(tile * width, min(rows, tile * width + width)):
+                index = get_i32(field(step, Step.WANTED) + 4 * row) if argument(op, _PACK.wanted) != 0 else row
+                x = argument(op, _PACK.x) + index * argument(op, _PACK.stride)
+                source = x + begin * 4
+                if weight != 0:
+                    _scale_values(source, weight + begin * 4, _norm_factor(x, k, padded, epsilon), n, out)
+                    source = out
+                if limits != 0:
+                    limit_values(source, limits, n, out)
+                    source = out
+                pack_row(source, begin, begin + n, k, argument(op, _PACK.forms), width, row, act)
+        first, last = (-1, -1) if rows == 1 else next_share(op, step, tiles * parts, thread, threads)
 
 
 def _norm_add_samples() -> Iterator[Sample]:
@@ -403,38 +425,35 @@ _GATE = indices_of(GatePack)
 
 @kernel(GatePack, _gate_pack_samples)
 def gate_pack(op: int, step: int, thread: int, threads: int) -> None:
-    """Pack activation(gate) * up into the shared descriptor. With one row, threads divide its blocks of 256."""
+    """Pack activation(gate) * up into the shared descriptor.
+
+    If there are fewer tiles than threads, these divide the rows' blocks of 256 as products divide their results, so
+    most of what a thread reads it wrote itself.
+    """
     rows = stage_rows(op, step)
     width = stage_width(op, step)
     k = argument(op, _GATE.k)
     stride = argument(op, _GATE.stride)
+    up_stride = argument(op, _GATE.up_stride) or stride
     act = argument(op, _GATE.packed)
     kind, up, limits = argument(op, _GATE.kind), argument(op, _GATE.up), argument(op, _GATE.limits)
     moves = kind != XIELU_ALONE
     out = scratch(step, thread)
-    if rows == 1:
-        blocks = (k + 255) // 256
-        first, last = first_share(op, step, blocks, thread, threads)
-        while first >= 0:
-            begin, end = first * 256, min(k, last * 256)
-            if begin < end:
-                gate_values(kind, argument(op, _GATE.gate) + begin * 4, up + begin * 4 * moves, out, end - begin)
-                if limits != 0:
-                    limit_values(out, limits, end - begin, out)
-                pack_row(out, begin, end, k, argument(op, _GATE.forms), width, 0, act)
-            first, last = next_share(op, step, blocks, thread, threads)
-        return
-    tiles = (rows + width - 1) // width
-    first, last = first_share(op, step, tiles, thread, threads)
+    tiles, blocks = (rows + width - 1) // width, (k + 255) // 256
+    parts = 1 if tiles >= threads else blocks
+    first, last = first_share(op, step, tiles * parts, thread, threads)
     while first >= 0:
-        for row in range(first * width, min(rows, last * width)):
-            gate = argument(op, _GATE.gate) + row * stride
-            other = up + row * (argument(op, _GATE.up_stride) or stride) * moves
-            gate_values(kind, gate, other, out, k)
-            if limits != 0:
-                limit_values(out, limits, k, out)
-            pack_row(out, 0, k, k, argument(op, _GATE.forms), width, row, act)
-        first, last = next_share(op, step, tiles, thread, threads)
+        for item in range(first, last):
+            tile, part = item // parts, item % parts
+            begin = share(blocks, part, parts) * 256
+            n = min(k, share(blocks, part + 1, parts) * 256) - begin
+            for row in range(tile * width, min(rows, tile * width + width)):
+                gate = argument(op, _GATE.gate) + row * stride + begin * 4
+                gate_values(kind, gate, up + (row * up_stride + begin * 4) * moves, out, n)
+                if limits != 0:
+                    limit_values(out, limits, n, out)
+                pack_row(out, begin, begin + n, k, argument(op, _GATE.forms), width, row, act)
+        first, last = next_share(op, step, tiles * parts, thread, threads)
 
 
 def _activate_samples() -> Iterator[Sample]:
