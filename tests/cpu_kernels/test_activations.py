@@ -24,7 +24,7 @@ def aligned_copy(x: np.ndarray) -> np.ndarray:
     return copy
 
 
-@pytest.mark.parametrize(("rows", "width", "threads"), [(1, 1, 2), (5, 4, 2), (13, 12, 1), (16, 8, 2)])
+@pytest.mark.parametrize(("rows", "width", "threads"), [(1, 1, 2), (5, 4, 2), (5, 8, 3), (13, 12, 1), (16, 8, 2)])
 def test_packed_activations_are_those_of_a_plain_quantiser(rows: int, width: int, threads: int) -> None:
     x, act = rows_of(rows), Activations(K)
     act.pack(x, width, threads)
@@ -51,9 +51,12 @@ def test_packed_activations_are_those_of_a_plain_quantiser(rows: int, width: int
     np.testing.assert_array_equal(act.values(Act.FLOATS, np.float32, rows, width, K), x)
 
 
-@pytest.mark.parametrize("k", [512, 48, 40])
-def test_norm_is_rms_norm(k: int) -> None:
-    """Rows of 48 and 40 values leave the last vector half full; memory beyond a row is zero."""
+@pytest.mark.parametrize(("k", "width"), [(512, 4), (512, 8), (48, 4), (40, 4)])
+def test_norm_is_rms_norm(k: int, width: int) -> None:
+    """Rows of 48 and 40 values leave the last vector half full; memory beyond a row is zero.
+
+    A tile of eight is shared by two threads, which divide its values.
+    """
     rows, padded = 6, (k + 15) // 16 * 16
     rng = np.random.default_rng(4)
     x, weight = aligned(rows * padded, np.float32), aligned(padded, np.float32)
@@ -61,12 +64,12 @@ def test_norm_is_rms_norm(k: int) -> None:
     weight[:k] = rng.standard_normal(k)
     epsilon = np.array([1e-5], dtype=np.float32)
     act = Activations(512)
-    step = act.step(rows, 4)
+    step = act.step(rows, width)
     op = operation(address(x), padded * 4, address(weight), k, 4, address(act.descriptors), address(epsilon), 0)
     run_on_threads(activations.norm_pack, op, step, 2)
     wide = x.reshape(rows, padded)[:, :k].astype(np.float64)
     expected = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-5) * weight[:k]
-    np.testing.assert_allclose(act.values(Act.FLOATS, np.float32, rows, 4, k), expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(act.values(Act.FLOATS, np.float32, rows, width, k), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_wanted_rows_are_gathered() -> None:
@@ -125,7 +128,7 @@ GATES = {
 
 
 @pytest.mark.parametrize("kind", GATES)
-@pytest.mark.parametrize(("rows", "width", "threads"), [(1, 1, 2), (5, 4, 1)])
+@pytest.mark.parametrize(("rows", "width", "threads"), [(1, 1, 2), (5, 4, 1), (5, 8, 3)])
 def test_gates(kind: int, rows: int, width: int, threads: int) -> None:
     gate, up = rows_of(rows, seed=8) * np.float32(4), rows_of(rows, seed=9) * np.float32(4)
     gate[:, 100:104] = [-80.0, 80.0, -0.0, 1e-20]
