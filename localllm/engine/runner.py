@@ -232,4 +232,4 @@ class SeesImages(Protocol):
 
 def sees_images(runner: Runner) -> bool:
     """Whether a runner was loaded with a projector."""
-    return isinstance(runner, SeesImages) and runner.projector is not None
+    return getattr(runner, "projector", None) is not None  # isinstance of a protocol takes some 20 us

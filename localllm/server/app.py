@@ -74,7 +74,8 @@ def create_app(options: ServerOptions, models: Callable[[], ServedModels]) -> Fa
     app.add_middleware(RefusalLog)
     for kind in (LocalLLMError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _show_error)
-    for module in (page, *_PROTOCOLS, operation):  # the page before the text at / for other clients
+    # The page before the text at / for other clients; routes are tried in order, so the busiest ones come first.
+    for module in dict.fromkeys((chat, messages, responses, generate, page, *_PROTOCOLS, operation)):
         app.include_router(module.router)
     return app
 
