@@ -140,4 +140,5 @@ def write_types(path: Path, data: np.ndarray, name: str) -> None:
         else:
             writer.add_tensor(tensor.name, tensor.data)
     finish(writer)
+    del reader, writer, tensor  # Windows removes no file that is mapped
     small.unlink()
