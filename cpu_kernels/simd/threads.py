@@ -25,7 +25,7 @@ _ULOCK_WAIT, _ULOCK_WAKE = 1, 0x101
 _FOREVER = 2**32 - 1  # INFINITE of Windows
 _MICROSECONDS = 100
 _WHOLE_SYSTEM = 15  # the only operand that isb has
-SLEEPING = ("syscall", "WaitOnAddress", "WakeByAddressAll", "__ulock_wait", "__ulock_wake", "usleep")
+SLEEPING = ("syscall", "WaitOnAddress", "WakeByAddressAll", "__ulock_wait", "__ulock_wake", "usleep", "sched_yield")
 """Functions of the systems that compiled code calls to sleep and wake."""
 _ARM64, _X86 = is_arm(TARGET.triple), TARGET.triple.startswith(("x86_64", "i686"))
 # The time stamp counter runs at 2 to 4 GHz; how long a thread spins need not be exact.
@@ -100,6 +100,11 @@ def _wake(builder: ir.IRBuilder, where: ir.Value) -> None:
         call(builder, "__ulock_wake", I32, I32(_ULOCK_WAKE), where, I64(0))
 
 
+def _yield_core(builder: ir.IRBuilder) -> None:
+    if sys.platform == "linux":
+        call(builder, "sched_yield", I32)
+
+
 def _call_kernel(builder: ir.IRBuilder, function: ir.Value, *args: ir.Value) -> None:
     type_ = ir.FunctionType(ir.VoidType(), [I64] * len(args))
     builder.call(builder.inttoptr(function, type_.as_pointer()), args)
@@ -143,4 +148,6 @@ microseconds = define("microseconds", [int64], int64, _microseconds, lambda coun
 # from the value's, and may return early. Where no call waits for an address, it sleeps for a tenth of a millisecond.
 sleep = define("sleep", [address, int64], none, _sleep, _only_compiled)
 wake = define("wake", [address], none, _wake, _only_compiled)
+# yield_core(): let another thread that waits for this core run.
+yield_core = define("yield_core", [], none, _yield_core, _only_compiled)
 call_kernel = define("call_kernel", [address, address, address, int64, int64], none, _call_kernel, _only_compiled)

@@ -13,12 +13,12 @@ from cpu_kernels.arguments import Arguments, indices_of
 from cpu_kernels.kernel import kernel
 from cpu_kernels.memory import aligned_zeros
 from cpu_kernels.program import ProgramBuilder
-from cpu_kernels.records import Barrier, Op, Step, argument
+from cpu_kernels.records import Barrier, Op, Step, argument, field
 from cpu_kernels.simd.threads import pause
 from cpu_kernels.simd.vectors import get_i64, put_i64
 from cpu_kernels.threads import ThreadTeam
 
-STEPS = 30
+STEPS, OPERATIONS = 30, 60
 
 
 @kernel()
@@ -88,6 +88,56 @@ def test_threads_that_fell_asleep_at_a_barrier_go_on(threads: int) -> None:
         for done in range(1, 4):
             program.run(team, step.ctypes.data)
             assert counters[:, 0].tolist() == [done * len(late)] * (1 + threads)
+    finally:
+        team.close()
+
+
+class Passing(Arguments):
+    """Arguments of pass_on."""
+
+    before: int  # a line of 64 bytes for each thread: a number
+    after: int  # the same; then how often the thread has written it
+    number: int  # of the operation
+
+
+_PASSING = indices_of(Passing)
+
+
+@kernel(Passing)
+def pass_on(op: int, step: int, thread: int, threads: int) -> None:
+    """The thread's number is one more than the mean of all before; threads take unequal time."""
+    before, mine = argument(op, _PASSING.before), argument(op, _PASSING.after) + 64 * thread
+    total = 0
+    for other in range(threads):
+        total += get_i64(before + 64 * other)
+    for _ in range((5 * thread + 3 * argument(op, _PASSING.number) + field(step, Step.TURN)) % 7 * 20):
+        pause()
+    put_i64(mine, total // threads + 1)
+    put_i64(mine + 8, get_i64(mine + 8) + 1)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 9])
+def test_threads_leave_and_join_between_any_two_operations(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread's part of each operation is computed once, after all of the operation before it."""
+    monkeypatch.setattr("cpu_kernels.threads.OFFERS_EVERY_US", 0)
+    monkeypatch.setattr("cpu_kernels.threads.AWAY_US", 0)
+    lines = aligned_zeros((OPERATIONS + 1, threads, 8), np.int64)
+    builder = ProgramBuilder()
+    for number in range(OPERATIONS):
+        before, after = lines[number].ctypes.data, lines[number + 1].ctypes.data
+        builder.add(pass_on, Passing(before=before, after=after, number=number), barrier=Barrier.ALWAYS)
+    program, step = builder.build(), aligned_zeros((int(Step.SIZE),), np.int64)
+    op = aligned_zeros((int(Op.SIZE),), np.int64)
+    op[Op.ARGUMENTS] = lines[0].ctypes.data
+    team = ThreadTeam(threads)
+    try:
+        for done in range(1, 11):
+            program.run(team, step.ctypes.data)
+            expected = [[done - 1 + number] * threads for number in range(1, OPERATIONS + 1)]
+            assert lines[1:, :, 0].tolist() == expected
+            assert (lines[1:, :, 1] == done).all()
+            team.run_kernel(count_step, op)
+            assert lines[0, :, 0].tolist() == [done] * threads
     finally:
         team.close()
 

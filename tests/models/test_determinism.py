@@ -149,6 +149,17 @@ def test_threads(case: tuple[Path, KVTypes], runner: NativeRunner) -> None:
     alone.close()
 
 
+def test_threads_that_leave(case: tuple[Path, KVTypes], runner: NativeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They offer their cores to others between any two operations, and rows packed for themselves are not missing."""
+    monkeypatch.setattr("cpu_kernels.threads.OFFERS_EVERY_US", 0)
+    monkeypatch.setattr("cpu_kernels.threads.AWAY_US", 0)
+    leaving, tokens = open_runner(case, threads=3), tokens_of(2, 20)
+    found = [extend(leaving, sequence := leaving.create_sequence(), tokens)]
+    found += [extend(leaving, sequence, [token]) for token in tokens[:10]]
+    leaving.close()
+    np.testing.assert_array_equal(np.concatenate(found), whole(runner, tokens + tokens[:10]))
+
+
 def reverse_between_barriers(records: np.ndarray) -> None:
     """Reverse each run of operations that no barrier separates, in place."""
     barriers = records[:, Op.BARRIER].copy()
