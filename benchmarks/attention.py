@@ -24,6 +24,7 @@ from cpu_kernels import attention
 from cpu_kernels.kernel import operation_of
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, key_layout, value_layout
 from cpu_kernels.memory import aligned_zeros
+from cpu_kernels.pages import HeadPages, KVPages
 from cpu_kernels.records import Step
 
 
@@ -118,9 +119,14 @@ def measure(shape: Shape, types: tuple[KVType, KVType], depth: int, rows: int, r
         arguments = attention.Attention(
             queries=queries.ctypes.data,
             out=out.ctypes.data,
-            query_norm=0,
-            key_pages=keys[layer].ctypes.data,
-            value_pages=values[layer].ctypes.data,
+            pages=KVPages(
+                **{
+                    name: HeadPages(
+                        first=array[layer].ctypes.data, head_bytes=array.strides[1], place_bytes=array.strides[2]
+                    )
+                    for name, array in (("keys", keys), ("values", values))
+                }
+            ),
             kv_heads=shape.kv_heads,
             padded=shape.size,
             size=shape.size,
@@ -129,13 +135,6 @@ def measure(shape: Shape, types: tuple[KVType, KVType], depth: int, rows: int, r
             group=shape.group,
             scale=at + 4,
             cap=at + 8,
-            window=0,
-            key_bytes=keys.strides[1],
-            value_bytes=values.strides[1],
-            sinks=0,
-            behind=0,
-            key_place_bytes=keys.strides[2],
-            value_place_bytes=values.strides[2],
             longest=shape.size,
         )
         layers.append(operation_of(kernel, arguments))

@@ -22,7 +22,7 @@ from cpu_kernels import (
     attention_q4_0,
     attention_q8_0,
 )
-from cpu_kernels.arguments import Arguments, indices_of
+from cpu_kernels.arguments import Arguments, indices_of, integers_of
 from cpu_kernels.attention_shape import (
     HEADER_BYTES,
     MAX_COLUMNS,
@@ -38,6 +38,7 @@ from cpu_kernels.attention_span import TOTAL_BYTES, add_distances, add_part, add
 from cpu_kernels.declarations import inner
 from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, OF_LATENTS, PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
+from cpu_kernels.pages import HeadPages, KVPages
 from cpu_kernels.records import Op, Step, argument, field, page_table, scratch, stage_rows, stage_width
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
@@ -87,39 +88,51 @@ def _end(segment: int, first: int, count: int, ahead: int) -> int:
     return min(field(segment, 2) + first + count + ahead, field(segment, 2) + field(segment, 1))
 
 
+class Mask(Arguments):
+    """Which tokens a row sees: all up to its own by default."""
+
+    window: int = 0  # see attention_span.first_seen
+    behind: int = 0  # tokens after the row's own, within the segment
+    images: int = 0  # 1 if rows of an image may see later ones, see Step.LOOK_AHEAD
+
+
+class Alibi(Arguments):
+    """What ALiBi subtracts from scores; 0 without it."""
+
+    slopes: int = 0  # the heads' slopes, floats in base 2
+    numbers: int = 0  # floats 0 to 15
+
+
+class LatentQueries(Arguments):
+    """The queries for latents, which have two parts and no norm."""
+
+    parts: int = 0  # those without RoPE, in slots (see cpu_kernels.latents)
+    slot_stride: int = 0  # bytes from slot to slot of these parts
+    head_bytes: int = 0  # of a head in a row of queries
+    turned_offset: int = 0  # bytes in a head before the part with RoPE
+    turned: int = 0  # values of that part, which the rope table covers and which come last in D
+
+
 class Attention(Arguments):
-    """Arguments of attention. The last are for ALiBi, and for latents, whose queries have two parts and no norm."""
+    """Arguments of attention."""
 
     queries: int  # rows of heads * D
     out: int  # rows of heads * size
-    query_norm: int  # weight of the norm of queries, or 0
-    key_pages: int  # address of the table of pages
-    value_pages: int  # address of the table of pages
+    query_norm: int = 0  # weight of the norm of queries, or 0
+    pages: KVPages
     kv_heads: int  # heads of keys and of values
+    group: int  # query heads per head of keys
     padded: int  # D: values of a head with padding
     size: int  # values of a head
     rope: int  # number of the rope table in the step record
     epsilon: int  # address of a float
-    group: int  # query heads per head of keys
     scale: int  # address of a float, which includes log2(e) unless there is a cap
     cap: int  # address of the soft cap, a float; 0.0 for none
-    window: int  # tokens that a row sees, see attention_span.first_seen
-    key_bytes: int  # between heads' pages of keys
-    value_bytes: int  # between heads' pages of values
-    sinks: int  # the heads' sink scores, floats in base 2, or 0
-    behind: int  # tokens that a row sees after its own, within the segment
-    key_place_bytes: int  # of keys between consecutive place numbers of a page table
-    value_place_bytes: int  # of values between consecutive place numbers
+    mask: Mask = Mask()
+    sinks: int = 0  # the heads' sink scores, floats in base 2, or 0
     longest: int  # the largest D of any layer: the counters in parts are never where other layers write results
-    parts: int = 0  # of queries for latents: those without RoPE, in slots (see cpu_kernels.latents)
-    slot_stride: int = 0  # bytes from slot to slot of these parts
-    head_bytes: int = 0  # of a head in a row of queries, for latents
-    turned_offset: int = 0  # bytes in a head before the part with RoPE, for latents
-    turned: int = 0  # values of that part, which the rope table covers and which come last in D
-    slopes: int = 0  # the heads' ALiBi slopes, floats in base 2, or 0
-    numbers: int = 0  # floats 0 to 15, for ALiBi
-    of_window: int = 0  # 1 if pages are found in the table of window layers, see records.page_table
-    images: int = 0  # 1 if rows of an image may see later ones, see Step.LOOK_AHEAD
+    alibi: Alibi = Alibi()
+    latents: LatentQueries = LatentQueries()
 
 
 _ATTEND = indices_of(Attention)
@@ -128,7 +141,7 @@ _ATTEND = indices_of(Attention)
 @inner
 def _ahead(op: int, step: int) -> int:
     """Tokens that a row sees after its own, within the segment."""
-    return max(argument(op, _ATTEND.behind), argument(op, _ATTEND.images) * field(step, Step.LOOK_AHEAD))
+    return max(argument(op, _ATTEND.mask.behind), argument(op, _ATTEND.mask.images) * field(step, Step.LOOK_AHEAD))
 
 
 @inner
@@ -160,17 +173,17 @@ def _join(op: int, step: int, place: Any, column: int, out: int) -> None:
     """Write a column's query for latents: its product with the head's key matrix, then the part that RoPE rotates."""
     segment, first, _, head0, mine = place
     head, row = head0 + column % mine, field(segment, 0) + first + column // mine
-    turned, width = argument(op, _ATTEND.turned), stage_width(op, step)
+    turned, width = argument(op, _ATTEND.latents.turned), stage_width(op, step)
     plain = (argument(op, _ATTEND.padded) - turned) * 4
     slot = head * ((stage_rows(op, step) + width - 1) // width * width) + row
-    source = argument(op, _ATTEND.parts) + slot * argument(op, _ATTEND.slot_stride)
+    source = argument(op, _ATTEND.latents.parts) + slot * argument(op, _ATTEND.latents.slot_stride)
     scale = get_f32(argument(op, _ATTEND.scale))
     for i in range(0, plain, 64):
         store_f32(out + i, mul_f32(load_f32(source + i), splat_f32(scale)))
     source = (
         argument(op, _ATTEND.queries)
-        + (row * argument(op, _ATTEND.group) + head) * argument(op, _ATTEND.head_bytes)
-        + argument(op, _ATTEND.turned_offset)
+        + (row * argument(op, _ATTEND.group) + head) * argument(op, _ATTEND.latents.head_bytes)
+        + argument(op, _ATTEND.latents.turned_offset)
     )
     rotate_head(source, 0, _rope_table(op, step, row, turned), turned, turned, _ZERO, scale, out + plain)
 
@@ -200,14 +213,14 @@ def _finish(op: int, place: Any, columns: int, totals: int, state: int) -> None:
 def _fade(op: int, place: Any, pages: int, where: Any, scores: int) -> None:
     """Apply ALiBi to a span's scores, if the model uses it."""
     _, _, count, head0, mine = place
-    if argument(op, _ATTEND.slopes) != 0:
+    if argument(op, _ATTEND.alibi.slopes) != 0:
         add_distances(
             count * mine,
             mine,
             pages,
             where,
-            argument(op, _ATTEND.slopes) + 4 * head0,
-            argument(op, _ATTEND.numbers),
+            argument(op, _ATTEND.alibi.slopes) + 4 * head0,
+            argument(op, _ATTEND.alibi.numbers),
             scores,
         )
 
@@ -243,10 +256,10 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
         """
         segment, first, count, head0, mine = place
         begin, end, first_span, last_span = spans
-        padded, window = argument(op, _ATTEND.padded), argument(op, _ATTEND.window)
+        padded, window = argument(op, _ATTEND.padded), argument(op, _ATTEND.mask.window)
         ahead = _ahead(op, step)
         position = field(segment, 2) + first
-        table = page_table(field(segment, 3), argument(op, _ATTEND.of_window))
+        table = page_table(field(segment, 3), argument(op, _ATTEND.pages.of_window))
         columns = count * mine
         part = memory + _PART
         size = parts_bytes(1, argument(op, _ATTEND.longest))
@@ -257,13 +270,13 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
         for c in range(columns):
             query_of(op, step, place, c, query)
             put_query(query, c, padded, queries, memory)
-        key_pages = argument(op, _ATTEND.key_pages) + head * argument(op, _ATTEND.key_bytes)
-        value_pages = argument(op, _ATTEND.value_pages) + head * argument(op, _ATTEND.value_bytes)
+        key_pages = argument(op, _ATTEND.pages.keys.first) + head * argument(op, _ATTEND.pages.keys.head_bytes)
+        value_pages = argument(op, _ATTEND.pages.values.first) + head * argument(op, _ATTEND.pages.values.head_bytes)
         storage = (
             key_pages,
             value_pages,
-            argument(op, _ATTEND.key_place_bytes),
-            argument(op, _ATTEND.value_place_bytes),
+            argument(op, _ATTEND.pages.keys.place_bytes),
+            argument(op, _ATTEND.pages.values.place_bytes),
             padded,
             argument(op, _ATTEND.size),
         )
@@ -301,7 +314,7 @@ def _tile(width: int, keys: KVType, values: KVType | None) -> Any:
 @inner
 def _spans_of_step(op: int, step: int) -> int:
     """The number of spans of all tiles of a step."""
-    group, window = argument(op, _ATTEND.group), argument(op, _ATTEND.window)
+    group, window = argument(op, _ATTEND.group), argument(op, _ATTEND.mask.window)
     ahead = _ahead(op, step)
     together = max(1, MAX_COLUMNS // group)
     total = 0
@@ -331,7 +344,7 @@ def _attention(keys: KVType, values: KVType | None, narrowest: int) -> Function:
         """Compute spans mine..others-1 of all tiles or, without parts, the tiles whose first spans these are."""
         group, window, ahead, parts = (
             argument(op, _ATTEND.group),
-            argument(op, _ATTEND.window),
+            argument(op, _ATTEND.mask.window),
             _ahead(op, step),
             _of_stage(op, step, Step.PARTS),
         )
@@ -383,38 +396,67 @@ def _samples(keys: KVType, values: KVType | None, group: int) -> Iterator[Sample
     # A window, a cap, sinks and a token after each row; then two spans, divided among threads by tiles or by spans.
     layouts = key_layout(keys, 32), value_layout(values, 32)
     for rows, tokens, options, split in ((3, 40, True, False), (2, 270, False, False), (2, 270, False, True)):
-        s, pages = _sample(rows, tokens, group, 32, split, layouts)
+        s, (key_pages, value_pages) = _sample(rows, tokens, group, 32, split, layouts)
         s.positions(tokens - rows, 32)
-        size = 24 if options else 32
-        storage = (1, 32, size, 0, s.array([1e-5]), group, s.array([0.3]), s.array([3.0 if options else 0.0]))
-        queries, norm = s.normal(rows, group, 32), s.normal(32) if options else 0
-        extent = (20 if options else 0, 0, 0, s.normal(group) if options else 0, 1 if options else 0)
-        places = [layout.page_bytes for layout in layouts]
-        alibi = (0, 0, 0, 0, 0, s.array(np.linspace(0.1, 0.9, group)), s.array(range(16)), 1) if options else ()
-        yield s.arguments(queries, s.zeros(rows * group * size), norm, *pages, *storage, *extent, *places, 32, *alibi)
+        alibi = Alibi(slopes=s.array(np.linspace(0.1, 0.9, group)), numbers=s.array(range(16)))
+        arguments = Attention(
+            queries=s.normal(rows, group, 32),
+            query_norm=s.normal(32) if options else 0,
+            out=s.zeros(rows * group * 32),
+            pages=KVPages(keys=key_pages, values=value_pages, of_window=int(options)),
+            kv_heads=1,
+            group=group,
+            padded=32,
+            size=24 if options else 32,
+            rope=0,
+            epsilon=s.array([1e-5]),
+            scale=s.array([0.3]),
+            cap=s.array([3.0 if options else 0.0]),
+            mask=Mask(window=20, behind=1) if options else Mask(),
+            sinks=s.normal(group) if options else 0,
+            longest=32,
+            alibi=alibi if options else Alibi(),
+        )
+        yield s.arguments(*integers_of(arguments))
 
 
 def _latent_samples(keys: KVType, group: int) -> Iterator[Sample]:
     padded, turned, size = 96, 32, 40
     layout = key_layout(keys, padded)
     for rows, tokens, split in ((3, 40, False), (2, 270, True)):
-        s, pages = _sample(rows, tokens, group, padded, split, [layout])
+        s, (pages,) = _sample(rows, tokens, group, padded, split, [layout])
         s.positions(tokens - rows, turned)
-        queries, slots = s.normal(rows, group, 64), s.normal(group * rows, 64)
-        storage = (1, padded, size, 0, s.array([1e-5]), group, s.array([0.3]), s.array([0.0]), 0, 0, 0, 0, 0)
-        latents = (slots, 64 * 4, 64 * 4, 32 * 4, turned)
-        places = [layout.page_bytes] * 2
-        yield s.arguments(queries, s.zeros(rows * group * size), 0, *pages * 2, *storage, *places, padded, *latents)
+        parts = s.normal(group * rows, 64)
+        arguments = Attention(
+            queries=s.normal(rows, group, 64),
+            out=s.zeros(rows * group * size),
+            pages=KVPages(keys=pages, values=pages),
+            kv_heads=1,
+            group=group,
+            padded=padded,
+            size=size,
+            rope=0,
+            epsilon=s.array([1e-5]),
+            scale=s.array([0.3]),
+            cap=s.array([0.0]),
+            longest=padded,
+            latents=LatentQueries(
+                parts=parts, slot_stride=64 * 4, head_bytes=64 * 4, turned_offset=32 * 4, turned=turned
+            ),
+        )
+        yield s.arguments(*integers_of(arguments))
 
 
 def _sample(
     rows: int, tokens: int, group: int, padded: int, split: bool, layouts: Sequence[PageLayout]
-) -> tuple[Sample, list[int]]:
+) -> tuple[Sample, list[HeadPages]]:
     """A sample with a segment of the last `rows` of some tokens, and its pages in each layout. split: by spans."""
     s, count = Sample(rows=rows, scratch=scratch_bytes(padded)), -(-tokens // PAGE_TOKENS)
     places = s.random.permutation(count)
     table = s.tables(places, places[::-1])
-    pages = [_random_pages(s, layout, count) for layout in layouts]
+    pages = [
+        HeadPages(first=_random_pages(s, each, count), head_bytes=0, place_bytes=each.page_bytes) for each in layouts
+    ]
     parts = s.zeros(parts_bytes(tiles_of(rows, group) * spans_of(tokens), padded), np.uint8) if split else 0
     s.step({Step.SEGMENTS: s.array([0, rows, tokens - rows, table], np.int64), Step.SEGMENT_COUNT: 1})
     s.step({Step.PARTS: parts})

@@ -7,9 +7,10 @@ from itertools import product
 import numpy as np
 
 from cpu_kernels import attention_i16, attention_q4_0, attention_q8_0
-from cpu_kernels.arguments import Arguments, indices_of
+from cpu_kernels.arguments import Arguments, indices_of, integers_of
 from cpu_kernels.kernel import Function, Kernel
 from cpu_kernels.kv_types import OF_HEADS, PAGE_TOKENS, KVType, key_layout, value_layout
+from cpu_kernels.pages import HeadPages, KVPages
 from cpu_kernels.records import Step, argument, field, page_table, scratch, stage_rows
 from cpu_kernels.rope import rotate_head
 from cpu_kernels.self_check import Sample
@@ -26,18 +27,12 @@ class StoreKV(Arguments):
     keys: int  # rows of kv_heads * D
     values: int  # rows of kv_heads * D
     norm: int  # weight of the norm of keys, or 0
-    key_pages: int  # address of the table of pages
-    value_pages: int  # address of the table of pages
+    pages: KVPages
     kv_heads: int  # heads of keys and of values
     padded: int  # D: values of a head with padding
     size: int  # values of a head
     rope: int  # number of the rope table in the step record
     epsilon: int  # address of a float
-    key_bytes: int  # between heads' pages of keys
-    value_bytes: int  # between heads' pages of values
-    key_place_bytes: int  # of keys between consecutive place numbers of a page table
-    value_place_bytes: int  # of values between consecutive place numbers
-    of_window: int = 0  # 1 if pages are found in the table of window layers, see records.page_table
 
 
 _KV = indices_of(StoreKV)
@@ -62,7 +57,7 @@ def _store(keys: KVType, values: KVType) -> Function:
             for item in range(first, last):
                 row, head = item // heads, item % heads
                 position = get_i32(field(step, Step.POSITIONS) + 4 * row)
-                table = page_table(field(field(step, Step.ROW_TABLES), row), argument(op, _KV.of_window))
+                table = page_table(field(field(step, Step.ROW_TABLES), row), argument(op, _KV.pages.of_window))
                 page = get_i32(table + position // PAGE_TOKENS * 4)
                 slot = position % PAGE_TOKENS
                 key = argument(op, _KV.keys) + item * padded * 4
@@ -70,15 +65,15 @@ def _store(keys: KVType, values: KVType) -> Function:
                 table = tables + get_i32(field(step, Step.ROPE_ROWS) + 4 * row) * padded * 4
                 rotate_head(key, argument(op, _KV.norm), table, padded, argument(op, _KV.size), epsilon, _ONE, turned)
                 place = (
-                    argument(op, _KV.key_pages)
-                    + head * argument(op, _KV.key_bytes)
-                    + page * argument(op, _KV.key_place_bytes)
+                    argument(op, _KV.pages.keys.first)
+                    + head * argument(op, _KV.pages.keys.head_bytes)
+                    + page * argument(op, _KV.pages.keys.place_bytes)
                 )
                 store_key(turned, place, slot, padded, memory)
                 place = (
-                    argument(op, _KV.value_pages)
-                    + head * argument(op, _KV.value_bytes)
-                    + page * argument(op, _KV.value_place_bytes)
+                    argument(op, _KV.pages.values.first)
+                    + head * argument(op, _KV.pages.values.head_bytes)
+                    + page * argument(op, _KV.pages.values.place_bytes)
                 )
                 store_value(value, place, slot, padded, memory)
             first, last = next_share(op, step, items, thread, threads)
@@ -92,10 +87,22 @@ def _samples(keys: KVType, values: KVType) -> Iterator[Sample]:
         s = Sample(rows=5)
         s.positions(14, 32)
         s.step({Step.ROW_TABLES: s.array([s.tables([1, 0], [0, 1])] * 5, np.int64)})
-        pages = [s.zeros(2 * 2 * each, np.uint8) for each in (key_bytes, value_bytes)]
-        shape = (s.normal(32) if norm else 0, *pages, 2, 32, 24, 0, s.array([1e-5]))
-        strides = (2 * key_bytes, 2 * value_bytes, key_bytes, value_bytes)
-        yield s.arguments(s.normal(5, 2, 32), s.normal(5, 2, 32), *shape, *strides, int(norm))
+        key_pages, value_pages = (
+            HeadPages(first=s.zeros(2 * 2 * each, np.uint8), head_bytes=2 * each, place_bytes=each)
+            for each in (key_bytes, value_bytes)
+        )
+        stored = StoreKV(
+            keys=s.normal(5, 2, 32),
+            values=s.normal(5, 2, 32),
+            norm=s.normal(32) if norm else 0,
+            pages=KVPages(keys=key_pages, values=value_pages, of_window=int(norm)),
+            kv_heads=2,
+            padded=32,
+            size=24,
+            rope=0,
+            epsilon=s.array([1e-5]),
+        )
+        yield s.arguments(*integers_of(stored))
 
 
 KERNELS = {

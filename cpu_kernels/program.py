@@ -1,12 +1,11 @@
 """A recorded forward pass: a table of operations on fixed buffers, run in one compiled call per step."""
 
 from collections.abc import Mapping, Sequence
-from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpu_kernels.arguments import Arguments
+from cpu_kernels.arguments import Arguments, integers_of
 from cpu_kernels.compile_children import CompileProgress
 from cpu_kernels.isa import POLICY
 from cpu_kernels.kernel import Kernel, compile_all
@@ -162,11 +161,4 @@ def _checked(kernel: Kernel, arguments: Arguments) -> list[int]:
     if type(arguments) is not kernel.arguments:
         takes = kernel.arguments.__name__ if kernel.arguments else "no arguments"
         raise TypeError(f"{kernel.name} takes {takes}, not {type(arguments).__name__}")
-    found = []
-    for name, value in vars(arguments).items():
-        try:
-            found.append(index(value))
-        except TypeError:
-            given = type(value).__name__
-            raise TypeError(f"{type(arguments).__name__}: {name} must be an integer, not {given}") from None
-    return found
+    return integers_of(arguments)

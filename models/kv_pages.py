@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.kv_types import PAGE_TOKENS, Plane
 from cpu_kernels.memory import zeros_from_the_front
+from cpu_kernels.pages import KVPages
 from gguf_io.image_rows import ImageSpans
 from models.config import ModelConfig
 from models.convolution_states import STATE_ROWS, ConvolutionStates
@@ -192,7 +193,7 @@ class PageStore:
         """Reference counts of all pages that were ever allocated."""
         return self._references[: self._untouched].copy()
 
-    def of_layer(self, layer: int) -> dict[str, int]:
+    def of_layer(self, layer: int) -> KVPages:
         """The pages that a layer reads, which may be an earlier layer's: see PageArrays.of_layer."""
         source = self._sources[layer]
         if self.windows and source in self.windows.arrays:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from cpu_kernels.kv_types import Plane
 from cpu_kernels.memory import give_back, zeros_from_the_front
+from cpu_kernels.pages import HeadPages, KVPages
 from models.kv_layout import KVTypes, page_layouts
 from models.sizes.attention import Heads
 
@@ -59,25 +60,18 @@ class PageArrays:
     def __contains__(self, layer: int) -> bool:
         return layer in self._layers
 
-    def of_layer(self, layer: int) -> dict[str, int]:
-        """The pages of a layer that stores keys and values, as arguments of attention and of kernels that store.
-
-        key_pages, value_pages: addresses of page 0, the same for latents. key_bytes, value_bytes: from one head's pages
-        to the next. key_place_bytes, value_place_bytes: between consecutive place numbers of a page table. of_window: 1
-        if places are those of the window layers' table, else 0.
-        """
+    def of_layer(self, layer: int) -> KVPages:
+        """The pages of a layer that stores keys and values, as arguments of attention and of kernels that store."""
         kind, number = self._layers[layer]
-        arrays = self._kinds[kind]
-        keys, values = arrays[0], arrays[-1]
-        return {
-            "key_pages": keys[0, number].ctypes.data,
-            "value_pages": values[0, number].ctypes.data,
-            "key_bytes": keys.strides[2],
-            "value_bytes": values.strides[2],
-            "key_place_bytes": keys.strides[0] // self.group_places,
-            "value_place_bytes": values.strides[0] // self.group_places,
-            "of_window": int(self._of_window),
-        }
+        keys, values = (
+            HeadPages(
+                first=array[0, number].ctypes.data,
+                head_bytes=array.strides[2],
+                place_bytes=array.strides[0] // self.group_places,
+            )
+            for array in (self._kinds[kind][0], self._kinds[kind][-1])
+        )
+        return KVPages(keys=keys, values=values, of_window=int(self._of_window))
 
     @property
     def resident_bytes(self) -> int:

@@ -210,7 +210,8 @@ def _hadamard(x: NDArray[np.float32]) -> NDArray[np.float32]:
 # The unnormalized Walsh-Hadamard transform of sixteen lanes, which multiplies their norm by four.
 hadamard_f32 = define("hadamard_f32", [f32x16], f32x16, _butterflies, _hadamard)
 
-# 2**f on [-0.5, 0.5]: Taylor coefficients ln(2)**k / k!, highest first; relative error below 2e-8.
+# 2**f on [-0.5, 0.5]: Taylor coefficients ln(2)**k / k!, highest first. The relative error is below 1.7e-7 in exact
+# arithmetic, and below 2.3e-7 in single precision.
 _EXP2 = (
     0.00015403530393381608,
     0.0013333558146428443,

@@ -82,11 +82,11 @@ class AttentionLayers:
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
         self._scale = builder.scalar(scale if cap else scale * _LOG2E)
-        self._alibi: dict[str, int] = {}
+        self._alibi = attention.Alibi()
         if architecture.alibi:
             slopes = alibi_slopes(config.attention.usual.queries, architecture.alibi) * _LOG2E
             arrays = slopes.astype(np.float32), np.arange(16, dtype=np.float32)
-            self._alibi = dict(zip(("slopes", "numbers"), map(builder.array, arrays), strict=True))
+            self._alibi = attention.Alibi(slopes=builder.array(arrays[0]), numbers=builder.array(arrays[1]))
 
     def record(self, layer: int) -> None:
         """Add attention(norm(x)) to x, or compute it into `aside` if the feed-forward network still reads x."""
@@ -104,7 +104,6 @@ class AttentionLayers:
         turns = architecture.rotation.turns(config, layer)
         window = architecture.window(config, layer)
         query_rope, key_rope = self._ropes.of_layer(turns, window > 0)
-        window, behind = self._extent(window)
         if turns and architecture.rotation.before_norms:
             if not (query_norm and key_norm):
                 recording.loader.refuse_missing(f"{prefix}attn_{'k' if query_norm else 'q'}_norm.weight")
@@ -130,7 +129,7 @@ class AttentionLayers:
                     keys=rows.keys.address,
                     values=rows.values.address,
                     norm=key_norm,
-                    **pages,
+                    pages=pages,
                     kv_heads=heads.keys,
                     padded=heads.padded,
                     size=heads.size,
@@ -144,33 +143,35 @@ class AttentionLayers:
                 queries=rows.queries.address,
                 out=rows.attended.address,
                 query_norm=query_norm,
-                **pages,
+                pages=pages,
                 kv_heads=heads.keys,
+                group=heads.group,
                 padded=heads.padded,
                 size=heads.size,
                 rope=query_rope,
                 epsilon=recording.plain_epsilon,
-                group=heads.group,
                 scale=self._scale,
                 cap=self._cap,
-                window=window,
+                mask=self._mask(window),
                 sinks=self._sinks(prefix, heads.queries),
-                behind=behind,
                 longest=config.longest_head,
-                images=int(window > 0 or not architecture.images_in_windows),
-                **self._alibi,
+                alibi=self._alibi,
             ),
         )
         self._output(prefix, rows)
 
-    def _extent(self, window: int) -> tuple[int, int]:
-        """The tokens that a row sees as attention_span.first_seen takes them, and how many it sees behind it."""
+    def _mask(self, window: int) -> attention.Mask:
+        """The tokens that a row of a layer sees. window: the layer's, 0 for none."""
         config, architecture = self._recording.config, self._recording.architecture
         if architecture.causal if config.attention.causal is None else config.attention.causal:
-            return -window if architecture.chunked else window, 0
-        if window and not architecture.causal:
-            return window // 2 + 1, window // 2
-        return window, _TO_THE_END
+            extent, behind = -window if architecture.chunked else window, 0
+        elif window and not architecture.causal:
+            extent, behind = window // 2 + 1, window // 2
+        else:
+            extent, behind = window, _TO_THE_END
+        return attention.Mask(
+            window=extent, behind=behind, images=int(extent > 0 or not architecture.images_in_windows)
+        )
 
     def _products(self, prefix: str, rows: _HeadRows, stores: bool) -> None:
         """Compute queries, keys and values, from one fused tensor or from three.

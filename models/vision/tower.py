@@ -198,12 +198,12 @@ class Tower:
             recording.norm_heads(self._values, self._heads, config.epsilon)
 
     def _store(self, recording: VisionRecording, prefix: str) -> None:
-        pages, heads = self._pages.of_layer(0), self._heads
+        heads = self._heads
         arguments = kv_store.StoreKV(
             keys=self._keys.address,
             values=self._values.address,
             norm=self._head_norm(recording, f"{prefix}attn_k_norm.weight"),
-            **pages,
+            pages=self._pages.of_layer(0),
             kv_heads=heads.keys,
             padded=heads.padded,
             size=heads.size,
@@ -214,12 +214,12 @@ class Tower:
 
     def _attend(self, recording: VisionRecording, prefix: str) -> None:
         """x += out(attention), with a norm or factors of the addend if the file has them."""
-        pages, heads = self._pages.of_layer(0), self._heads
+        heads = self._heads
         arguments = attention.Attention(
             queries=self._queries.address,
             out=self._attention.address,
             query_norm=self._head_norm(recording, f"{prefix}attn_q_norm.weight"),
-            **pages,
+            pages=self._pages.of_layer(0),
             kv_heads=heads.keys,
             padded=heads.padded,
             size=heads.size,
@@ -228,9 +228,7 @@ class Tower:
             group=1,
             scale=self._scale,
             cap=self._no_cap,
-            window=0,
-            sinks=0,
-            behind=_TO_THE_END,
+            mask=attention.Mask(behind=_TO_THE_END),
             longest=heads.padded,
         )
         recording.builder.add(attention.attention_kernel(*_TYPES, 1), arguments)

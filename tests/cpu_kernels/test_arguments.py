@@ -7,7 +7,7 @@ import pytest
 
 from cpu_kernels import activations, choices, norms, sums, threads
 from cpu_kernels.activations import NormAdd, NormPack
-from cpu_kernels.arguments import Arguments, indices_of
+from cpu_kernels.arguments import Arguments, indices_of, integers_of
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.kernel import Kernel, _declared
 from cpu_kernels.norms import LayerNormPack
@@ -49,6 +49,32 @@ def test_a_non_integer_argument_is_named(wrong: object) -> None:
         recorded(sums.copy_rows, CopyRows(**ROWS | {"y_stride": wrong}))
 
 
+class Place(Arguments):
+    address: int
+    stride: int = 0
+
+
+class Moved(Arguments):
+    count: int
+    source: Place
+    target: Place = Place(address=64)
+    last: int
+
+
+def test_a_group_of_arguments_is_in_its_field_s_place() -> None:
+    at = indices_of(Moved)
+    assert [at.count, *at.source, *at.target, at.last] == list(range(6))
+    assert at.target.stride == 4
+    moved = Moved(last=9, count=2, source=Place(stride=4, address=8))
+    assert integers_of(moved) == [2, 8, 4, 64, 0, 9]
+    with pytest.raises(TypeError, match="Moved: source must be Place, not int"):
+        integers_of(Moved(count=2, source=8, last=9))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Place: address must be an integer, not float"):
+        integers_of(Moved(count=2, source=Place(address=0.5), last=9))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Moved: count must be an integer, not Place"):
+        integers_of(Moved(count=Place(address=8), source=Place(address=8), last=9))  # type: ignore[arg-type]
+
+
 def test_integers_of_all_kinds_are_recorded() -> None:
     given = {"x_stride": np.int64(256), "y_stride": Form.FLOATS, "count": True}
     assert recorded(sums.copy_rows, CopyRows(**ROWS | given))[:5] == [64, 256, 4096, 4, 1]
@@ -75,3 +101,5 @@ def test_every_kernel_of_programs_says_what_it_takes() -> None:
 def test_a_record_has_room_for_all_arguments() -> None:
     with pytest.raises(TypeError, match="Long has more arguments than a record has room for"):
         type("Long", (Arguments,), {"__annotations__": {f"a{i}": int for i in range(33)}})
+    with pytest.raises(TypeError, match="Wide has more arguments than a record has room for"):
+        type("Wide", (Arguments,), {"__annotations__": {f"a{i}": Place for i in range(17)}})

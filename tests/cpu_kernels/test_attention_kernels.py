@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from cpu_kernels import attention, attention_i16, kv_store, words
 from cpu_kernels.kv_types import OF_HEADS, PAGE_TOKENS, KVType, PageLayout, key_layout, value_layout
+from cpu_kernels.pages import HeadPages, KVPages
+from cpu_kernels.program import operation_of
 from cpu_kernels.records import Step
-from tests.cpu_kernels.kernel_harness import Floats, address, aligned, operation, record
+from tests.cpu_kernels.kernel_harness import Floats, address, aligned, record
 
 TYPES = [(keys, values) for keys in OF_HEADS for values in OF_HEADS]
 # Error of rounding queries and softmax weights to 16 bits; a span has hundreds of weights. Storage error is not
@@ -81,6 +83,11 @@ class Case:
         count = -(-shape.tokens // PAGE_TOKENS)
         self.layouts = key_layout(types[0], padded), value_layout(types[1], padded)
         self.pages = [aligned(heads * count * layout.page_bytes).reshape(heads, count, -1) for layout in self.layouts]
+        keys, values = (
+            HeadPages(first=address(pages), head_bytes=pages.strides[0], place_bytes=pages.strides[1])
+            for pages in self.pages
+        )
+        self.kv_pages = KVPages(keys=keys, values=values)
         self.table = aligned(count, np.int32)
         self.table[:] = random.permutation(count)
         self.ropes = aligned(shape.tokens * padded, np.float32).reshape(-1, padded)
@@ -111,13 +118,21 @@ class Case:
         tables = np.full(shape.tokens, address(self.table), np.int64)
         places = address(positions)
         step = self.step(ROWS=shape.tokens, POSITIONS=places, ROPE_ROWS=places, ROW_TABLES=address(tables))
-        op = operation(
-            *(address(self.keys), address(self.values), 0, address(self.pages[0]), address(self.pages[1])),
-            *(shape.heads, shape.padded, shape.size, 0, address(self.numbers)),
-            *(pages.strides[axis] for axis in (0, 1) for pages in self.pages),
+        arguments = kv_store.StoreKV(
+            keys=address(self.keys),
+            values=address(self.values),
+            norm=0,
+            pages=self.kv_pages,
+            kv_heads=shape.heads,
+            padded=shape.padded,
+            size=shape.size,
+            rope=0,
+            epsilon=address(self.numbers),
         )
+        kernel = kv_store.KERNELS[self.types]
+        op = operation_of(kernel, arguments)
         for thread in range(threads):
-            kv_store.KERNELS[self.types](address(op), address(step), thread, threads)
+            kernel(address(op), address(step), thread, threads)
 
     def stored(self) -> list[Floats]:
         """The stored keys and values: [token][head][value]; Hadamard-transformed in q4_0."""
@@ -146,18 +161,27 @@ class Case:
         step = self.step(SEGMENTS=address(segments), SEGMENT_COUNT=1, PARTS=parts, ROPE_ROWS=address(turns), **of_image)
         out = aligned(shape.rows * shape.heads * shape.group * shape.size, np.float32)
         epsilon = address(self.numbers)
-        op = operation(
-            *(address(self.queries), address(out), 0, address(self.pages[0]), address(self.pages[1])),
-            *(shape.heads, shape.padded, shape.size, 0, epsilon, shape.group, epsilon + 4, epsilon + 8, shape.window),
-            *(pages.strides[0] for pages in self.pages),
-            *(0, shape.ahead),
-            *(pages.strides[1] for pages in self.pages),
-            *(LONGEST, 0, 0, 0, 0, 0),
-            *(address(one) if shape.fades else 0 for one in self.fading),
-            *(0, int(shape.image)),
+        slopes, numbers = map(address, self.fading)
+        arguments = attention.Attention(
+            queries=address(self.queries),
+            out=address(out),
+            pages=self.kv_pages,
+            kv_heads=shape.heads,
+            group=shape.group,
+            padded=shape.padded,
+            size=shape.size,
+            rope=0,
+            epsilon=epsilon,
+            scale=epsilon + 4,
+            cap=epsilon + 8,
+            mask=attention.Mask(window=shape.window, behind=shape.ahead, images=int(shape.image)),
+            longest=LONGEST,
+            alibi=attention.Alibi(slopes=slopes, numbers=numbers) if shape.fades else attention.Alibi(),
         )
+        kernel = attention.attention_kernel(*self.types, shape.group)
+        op = operation_of(kernel, arguments)
         for thread in range(threads):
-            attention.attention_kernel(*self.types, shape.group)(address(op), address(step), thread, threads)
+            kernel(address(op), address(step), thread, threads)
         return out.reshape(shape.rows, shape.heads * shape.group, shape.size)
 
     def expected(self, given: tuple[Floats, Floats] | None = None) -> NDArray[np.float64]:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from cpu_kernels import attention, latents
 from cpu_kernels.formats.table import WEIGHT_FORMATS
 from cpu_kernels.kv_types import PAGE_TOKENS, KVType, key_layout
+from cpu_kernels.pages import HeadPages, KVPages
+from cpu_kernels.program import operation_of
 from cpu_kernels.records import Act, Form, Step
 from tests.cpu_kernels.kernel_harness import (
     Activations,
@@ -137,14 +139,33 @@ class Case:
         turns = np.arange(shape.tokens - shape.rows, shape.tokens, dtype=np.int32)
         step = self.step(shape.rows, SEGMENTS=address(segments), SEGMENT_COUNT=1, PARTS=parts, ROPE_ROWS=address(turns))
         out = aligned(shape.rows * shape.heads * shape.rank, np.float32)
-        numbers, pages = address(self.numbers), address(self.pages)
-        op = operation(
-            *(address(self.queries), address(out), 0, pages, pages, 1, shape.padded, shape.rank, 0, numbers),
-            *(shape.heads, numbers + 4, numbers + 8, 0, self.pages.strides[0], self.pages.strides[0], 0, 0),
-            *(self.layout.page_bytes, self.layout.page_bytes, shape.padded),
-            *(address(self.plain), self.plain.strides[1], self.queries.strides[1], 4 * 32, shape.turned_padded),
+        numbers = address(self.numbers)
+        pages = HeadPages(
+            first=address(self.pages), head_bytes=self.pages.strides[0], place_bytes=self.layout.page_bytes
         )
-        run_on_threads(attention.attention_kernel(self.kind, None, shape.heads), op, step, threads)
+        arguments = attention.Attention(
+            queries=address(self.queries),
+            out=address(out),
+            pages=KVPages(keys=pages, values=pages),
+            kv_heads=1,
+            group=shape.heads,
+            padded=shape.padded,
+            size=shape.rank,
+            rope=0,
+            epsilon=numbers,
+            scale=numbers + 4,
+            cap=numbers + 8,
+            longest=shape.padded,
+            latents=attention.LatentQueries(
+                parts=address(self.plain),
+                slot_stride=self.plain.strides[1],
+                head_bytes=self.queries.strides[1],
+                turned_offset=4 * 32,
+                turned=shape.turned_padded,
+            ),
+        )
+        kernel = attention.attention_kernel(self.kind, None, shape.heads)
+        run_on_threads(kernel, operation_of(kernel, arguments), step, threads)
         return out.reshape(shape.rows, shape.heads, shape.rank)
 
     def expected(self) -> NDArray[np.float64]:
