@@ -251,6 +251,35 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class SelfAttention:
+    """What a row attends to, and how."""
+
+    # Tokens that a row of the layer sees, its own included; 0 for all.
+    window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
+    # A window is a chunk: a text is divided into chunks of that size, and a row sees those tokens of its own.
+    chunked: bool = False
+    # A row sees only itself and rows before it, unless the file says otherwise; if not causal, half of a window is
+    # before the row and half behind it.
+    causal: bool = True
+    # Rows of an image that see each other do so in layers with a window only.
+    images_in_windows: bool = False
+    # The soft cap of scores if the file states none.
+    cap: float = 0.0
+    # Scores decrease with token distance (ALiBi, Press et al., 2022), with slopes down to 2^-alibi; 0 for none.
+    alibi: float = 0.0
+    # Whether a layer's query and key heads are normalised without weights.
+    plain_head_norms: Callable[[ModelConfig, int], bool] = field(default=_no_layer)
+    # Value heads are normalised like query and key heads, but without weights; a layer without a value tensor uses its
+    # key tensor for both.
+    value_norms: bool = False
+    # The query projection also computes gates of attention's output.
+    gated: bool = False
+    # A projection of attention's input gives gates, one per head or per value; attention's output is multiplied by
+    # their softplus.
+    softplus_gates: bool = False
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A transformer with grouped-query attention and a feed-forward network, in each layer one after the other.
 
@@ -266,38 +295,16 @@ class Architecture:
     rotation: Rotation
     norms: Norms = Norms()
     scales: Scales = Scales()
+    attention: SelfAttention = SelfAttention()
     activation: Activation = Activation.SILU
     # Activations by the names that files may state.
     stated_activations: Mapping[str, Activation] = field(default_factory=dict)
     experts: Experts = Experts()
     # The feed-forward network reads attention's input instead of its output.
     parallel: bool = False
-    # Tokens that a row of the layer sees, its own included; 0 for all.
-    window: Callable[[ModelConfig, int], int] = field(default=_sees_all)
-    # A window is a chunk: a text is divided into chunks of that size, and a row sees those tokens of its own.
-    chunked: bool = False
-    # attention_cap, logit_cap: soft caps if the file states none.
-    attention_cap: float = 0.0
+    # The soft cap of logits if the file states none.
     logit_cap: float = 0.0
-    # Value heads are normalised like query and key heads, but without weights; a layer without a value tensor uses its
-    # key tensor for both.
-    value_norms: bool = False
-    # Whether a layer's query and key heads are normalised without weights.
-    plain_head_norms: Callable[[ModelConfig, int], bool] = field(default=_no_layer)
-    # A row sees only itself and rows before it, unless the file says otherwise; if not causal, half of a window is
-    # before the row and half behind it.
-    causal: bool = True
-    # Attention scores decrease with token distance (ALiBi, Press et al., 2022), with slopes down to 2^-alibi; 0 for
-    # none.
-    alibi: float = 0.0
-    # The query projection also computes gates of attention's output.
-    gated_attention: bool = False
-    # A projection of attention's input gives gates, one per head or per value; attention's output is multiplied by
-    # their softplus.
-    softplus_gates: bool = False
     # Value heads of a delta network that share a key head are adjacent instead of interleaved.
     value_heads_together: bool = False
     # The layers for multi-token prediction, behind the last one, are supported (models/prediction_layer.py).
     drafts: bool = False
-    # Rows of an image that see each other do so in layers with a window only.
-    images_in_windows: bool = False

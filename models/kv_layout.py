@@ -86,12 +86,17 @@ def window_layers(config: ModelConfig, architecture: Architecture) -> WindowLaye
 
     Models that keep other states than keys and values, or latents, keep all tokens of all layers.
     """
-    if config.attention.latents or config.state or config.attention.causal is False or not architecture.causal:
+    if (
+        config.attention.latents
+        or config.state
+        or config.attention.causal is False
+        or not architecture.attention.causal
+    ):
         return None
     reads: dict[int, list[int]] = {}
     for layer, source in enumerate(config.attention.kv_layers):
         reads.setdefault(source, []).append(
-            architecture.window(config, layer) if config.attention.attends[layer] else 0
+            architecture.attention.window(config, layer) if config.attention.attends[layer] else 0
         )
     slides: dict[int, int] = {}
     for layer, widths in reads.items():
@@ -99,7 +104,7 @@ def window_layers(config: ModelConfig, architecture: Architecture) -> WindowLaye
             slides[layer] = max(widths)
     if not slides:
         return None
-    found = WindowLayers(frozenset(slides), max(slides.values()), most_rows(config), architecture.chunked)
+    found = WindowLayers(frozenset(slides), max(slides.values()), most_rows(config), architecture.attention.chunked)
     return found if found.kept < config.context else None
 
 

@@ -96,7 +96,7 @@ class TextEncoder:
         program = EncoderProgram(file, count, adapters)
         self._config = config = program.config
         pooling, self._averages = pooling_of(file), averages(file)
-        causal = program.architecture.causal if config.attention.causal is None else config.attention.causal
+        causal = program.architecture.attention.causal if config.attention.causal is None else config.attention.causal
         # In a causal reranker the last state has seen the whole text; otherwise the first is trained to summarize it.
         self._reads_last = pooling is Pooling.LAST or (pooling is Pooling.RANK and causal)
         self.max_tokens = min(config.context, MAX_TOKENS)

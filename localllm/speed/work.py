@@ -67,7 +67,7 @@ def looks(file: ModelFile, kv_types: tuple[str, str] = ("f16", "f16")) -> tuple[
     found = []
     for layer, attends in enumerate(config.attention.attends):
         if attends:
-            window = float(architecture.window(config, layer) or "inf")
+            window = float(architecture.attention.window(config, layer) or "inf")
             found.append((window, layer_bytes_per_token(config.attention.layer_heads[layer], types)))
         elif isinstance(config.state, ConvolutionSizes):
             found.append((float(config.state.reach), 4 * config.state.padded))

@@ -8,6 +8,7 @@ from models.architecture import (
     Architecture,
     Experts,
     Norms,
+    SelfAttention,
     inverse_root,
     stated_expert_scale,
     unscaled,
@@ -22,6 +23,7 @@ _MODERN_ACTIVATIONS = {
     **dict.fromkeys(("relu", "reglu"), Activation.RELU),
 }
 _UNTURNED = replace(HALVES, turns=lambda _config, _layer: False)
+_BOTH_WAYS = SelfAttention(causal=False)
 _NORMS_OF_SUMS = Norms(layer_norm=True, before=False, sums=True)
 
 ARCHITECTURES = (
@@ -31,22 +33,21 @@ ARCHITECTURES = (
         _UNTURNED,
         _NORMS_OF_SUMS,
         activation=Activation.GELU_ALONE,
-        causal=False,
+        attention=_BOTH_WAYS,
     ),
     # Jina embeddings 3: BERT with rotated heads.
-    Architecture("jina-bert-v3", HALVES, _NORMS_OF_SUMS, activation=Activation.GELU_ALONE, causal=False),
+    Architecture("jina-bert-v3", HALVES, _NORMS_OF_SUMS, activation=Activation.GELU_ALONE, attention=_BOTH_WAYS),
     # EuroBERT: Llama with rotated pairs in halves, and bidirectional attention.
-    Architecture("eurobert", HALVES, causal=False),
+    Architecture("eurobert", HALVES, attention=_BOTH_WAYS),
     # Nomic BERT: BERT with rotated heads and a gated feed-forward network.
-    Architecture("nomic-bert", HALVES, _NORMS_OF_SUMS, causal=False),
+    Architecture("nomic-bert", HALVES, _NORMS_OF_SUMS, attention=_BOTH_WAYS),
     # Jina BERT 2: ALiBi, and a gate with GELU.
     Architecture(
         "jina-bert-v2",
         _UNTURNED,
         _NORMS_OF_SUMS,
         activation=Activation.GELU,
-        causal=False,
-        alibi=8.0,
+        attention=SelfAttention(causal=False, alibi=8.0),
     ),
     # Nomic Embed 2: BERT with rotated heads, and experts in every other layer.
     Architecture(
@@ -55,7 +56,7 @@ ARCHITECTURES = (
         _NORMS_OF_SUMS,
         activation=Activation.GELU_ALONE,
         experts=Experts(normalise=False, scale=stated_expert_scale),
-        causal=False,
+        attention=_BOTH_WAYS,
     ),
     # ModernBERT: norms before sub-layers, gated GELU; of three layers, two have a window around each row.
     Architecture(
@@ -64,9 +65,13 @@ ARCHITECTURES = (
         Norms(layer_norm=True, first=False),
         activation=Activation.GELU,
         stated_activations=_MODERN_ACTIVATIONS,
-        window=windows(ALL_FIRST["modern-bert"]),
-        causal=False,
+        attention=SelfAttention(windows(ALL_FIRST["modern-bert"]), causal=False),
     ),
     # EmbeddingGemma: Gemma 3 with bidirectional attention over the whole text, or over a window around each row.
-    replace(GEMMA3, name="gemma-embedding", scales=replace(GEMMA3.scales, attention=inverse_root), causal=False),
+    replace(
+        GEMMA3,
+        name="gemma-embedding",
+        scales=replace(GEMMA3.scales, attention=inverse_root),
+        attention=replace(GEMMA3.attention, causal=False),
+    ),
 )

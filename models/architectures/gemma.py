@@ -9,6 +9,7 @@ from models.architecture import (
     Experts,
     Norms,
     Scales,
+    SelfAttention,
     full_width_scale,
     one,
     root_of_width,
@@ -26,8 +27,7 @@ _GEMMA2 = replace(
     name="gemma2",
     norms=Norms(after=True),
     scales=Scales(root_of_width, attention=full_width_scale(_LAYERS_OF_2_27B)),
-    window=windows(2, 4096),
-    attention_cap=50.0,
+    attention=SelfAttention(windows(2, 4096), cap=50.0),
     logit_cap=30.0,
 )
 # Norms of heads; five of six layers have a window and their own rotation base.
@@ -37,7 +37,7 @@ GEMMA3 = replace(
     rotation=replace(HALVES, window_base=10_000.0, window_scaling=unscaled),
     norms=Norms(after=True),
     scales=Scales(root_of_width, attention=full_width_scale(_LAYERS_OF_3_27B)),
-    window=windows(6),
+    attention=SelfAttention(windows(6)),
 )
 # A second embedding for each layer, heads of two sizes, and layers that share keys and values. Values are normalised.
 # Layers without a window rotate only part of a head, with frequency factors from the file. The mixture-of-experts model
@@ -47,11 +47,9 @@ _GEMMA4 = replace(
     name="gemma4",
     scales=Scales(root_of_width, attention=one),
     experts=Experts(beside=True),
-    window=stated_windows(6),
-    value_norms=True,
-    images_in_windows=True,
+    attention=SelfAttention(stated_windows(6), value_norms=True, images_in_windows=True),
 )
 # Like Gemma 4, with parallel residual streams, a low-rank path beside attention, and sparse gates in the first layers.
-_GEMMA3N = replace(_GEMMA4, name="gemma3n", window=windows(5), logit_cap=30.0)
+_GEMMA3N = replace(_GEMMA4, name="gemma3n", attention=replace(_GEMMA4.attention, window=windows(5)), logit_cap=30.0)
 
 ARCHITECTURES = (_GEMMA, _GEMMA2, GEMMA3, _GEMMA3N, _GEMMA4)

@@ -15,6 +15,7 @@ from models.architecture import (
     Experts,
     Norms,
     Scales,
+    SelfAttention,
     inverse_root,
     stated,
     stated_gating,
@@ -136,10 +137,14 @@ ARCHITECTURES = (
     Architecture("olmoe", HALVES, experts=_ANY_SUM),
     # OLMo 2 and 3: OLMoE's norms, and norms after sub-layers. In OLMo 3 three of four layers have a window and unscaled
     # rotation.
-    Architecture("olmo2", replace(HALVES, window_scaling=unstretched), _AFTER_ALONE, window=windows(4)),
+    Architecture(
+        "olmo2", replace(HALVES, window_scaling=unstretched), _AFTER_ALONE, attention=SelfAttention(windows(4))
+    ),
     # EXAONE 3 and 3.5; EXAONE 4, whose 32B model has a window, and rotation, in three of four layers only.
     Architecture("exaone", HALVES),
-    Architecture("exaone4", replace(HALVES, turns=_exaone4_turns), _AFTER_ALONE, window=_exaone4_window),
+    Architecture(
+        "exaone4", replace(HALVES, turns=_exaone4_turns), _AFTER_ALONE, attention=SelfAttention(_exaone4_window)
+    ),
     # Granite 3 and 4 without states: the file states factors of embeddings, residuals, scores and logits, and whether
     # heads are rotated, which llama.cpp up to build 0.3.36 of its Python package heeds only for dense models.
     GRANITE,
@@ -165,10 +170,10 @@ ARCHITECTURES = (
         Norms(layer_norm=True, feed_forward="attn_norm"),
         Scales(logits=_cohere2_logits),
         parallel=True,
-        window=_cohere2_window,
+        attention=SelfAttention(_cohere2_window),
     ),
     # LFM2: short convolutions in most layers, and norms of heads in attention layers. Experts, after the first layers,
     # are chosen with a bias that does not affect their weights.
-    Architecture("lfm2", HALVES, _LFM2_NORMS, window=windows(0)),
+    Architecture("lfm2", HALVES, _LFM2_NORMS, attention=SelfAttention(windows(0))),
     Architecture("lfm2moe", HALVES, _LFM2_NORMS, experts=Experts(stated_gating)),
 )

@@ -12,6 +12,7 @@ from models.architecture import (
     Gating,
     Norms,
     Scales,
+    SelfAttention,
     stated,
     stated_expert_scale,
     stated_gating,
@@ -113,8 +114,7 @@ ARCHITECTURES = (
         "laguna",
         replace(HALVES, window_scaling=unstretched),
         experts=Experts(_glm4_gating, normalise=None, scale=stated_expert_scale),
-        window=windows(ALL_FIRST["laguna"]),
-        softplus_gates=True,
+        attention=SelfAttention(windows(ALL_FIRST["laguna"]), softplus_gates=True),
     ),
     # gpt-oss: attention sinks, a window in every other layer, experts with biases and a clamped gate. Weights are a
     # softmax over the chosen experts, which equals the normalised softmax over all of them.
@@ -123,7 +123,7 @@ ARCHITECTURES = (
         HALVES,
         Norms(feed_forward="post_attention_norm"),
         activation=Activation.CLAMPED,
-        window=stated_windows(2),
+        attention=SelfAttention(stated_windows(2)),
     ),
     # Llama 4: three of four layers see a chunk of 8,192 tokens and normalise rotated heads; the others see all tokens,
     # without rotation, with queries that grow with the position. One expert and a shared one, whose weight multiplies
@@ -132,9 +132,7 @@ ARCHITECTURES = (
         "llama4",
         replace(NEIGHBOURS, turns=_llama4_turns, scaling=unstretched),
         experts=Experts(_sigmoid, normalise=False, of_inputs=True),
-        window=windows(_LLAMA4_PERIOD),
-        chunked=True,
-        plain_head_norms=_llama4_norms,
+        attention=SelfAttention(windows(_LLAMA4_PERIOD), chunked=True, plain_head_norms=_llama4_norms),
     ),
     # SmallThinker: experts with ReLU, chosen before attention; every fourth layer has no window and no rotation.
     Architecture(
@@ -142,6 +140,6 @@ ARCHITECTURES = (
         replace(HALVES, turns=_smallthinker_turns),
         activation=Activation.RELU,
         experts=Experts(stated_gating, scale=stated_expert_scale, early=True),
-        window=_smallthinker_window,
+        attention=SelfAttention(_smallthinker_window),
     ),
 )

@@ -12,6 +12,7 @@ from models.architecture import (
     Gating,
     Norms,
     Scales,
+    SelfAttention,
     inverse_root,
     stated,
     stated_expert_scale,
@@ -39,7 +40,7 @@ def _never(config: ModelConfig, layer: int) -> bool:
     return False
 
 
-_QWEN35 = Architecture("qwen35", MROPE, OTHER_SECOND_NORM, gated_attention=True, drafts=True)
+_QWEN35 = Architecture("qwen35", MROPE, OTHER_SECOND_NORM, attention=SelfAttention(gated=True), drafts=True)
 _NEMOTRON_H = Architecture(
     "nemotron_h",
     replace(NEIGHBOURS, turns=_never),

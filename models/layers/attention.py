@@ -74,17 +74,17 @@ class AttentionLayers:
         config, builder, architecture = recording.config, recording.builder, recording.architecture
         sizes = config.attention
         self._gates: Rows | None = None
-        if architecture.gated_attention or architecture.softplus_gates:
+        if architecture.attention.gated or architecture.attention.softplus_gates:
             self._gates = recording.rows(max(heads.queries * heads.size for heads in sizes.layer_heads))
-        among = self._gates if architecture.gated_attention else None
+        among = self._gates if architecture.attention.gated else None
         self._rows = {heads: _HeadRows(recording, heads, among) for heads in dict.fromkeys(sizes.layer_heads)}
-        cap = sizes.cap if sizes.cap is not None else architecture.attention_cap
+        cap = sizes.cap if sizes.cap is not None else architecture.attention.cap
         scale = architecture.scales.attention(config)
         self._cap = builder.scalar(cap)
         self._scale = builder.scalar(scale if cap else scale * _LOG2E)
         self._alibi = attention.Alibi()
-        if architecture.alibi:
-            slopes = alibi_slopes(config.attention.usual.queries, architecture.alibi) * _LOG2E
+        if architecture.attention.alibi:
+            slopes = alibi_slopes(config.attention.usual.queries, architecture.attention.alibi) * _LOG2E
             arrays = slopes.astype(np.float32), np.arange(16, dtype=np.float32)
             self._alibi = attention.Alibi(slopes=builder.array(arrays[0]), numbers=builder.array(arrays[1]))
 
@@ -97,12 +97,12 @@ class AttentionLayers:
         if architecture.norms.sums and recording.loader.has(f"{prefix}{_SECOND_NORM}.weight"):
             recording.copy_x(recording.aside.place)
         self._products(prefix, rows, stores)
-        if architecture.plain_head_norms(config, layer):
+        if architecture.attention.plain_head_norms(config, layer):
             query_norm = key_norm = self._plain_norm(heads)
         else:
             query_norm, key_norm = self._norms(prefix, rows, stores)
         turns = architecture.rotation.turns(config, layer)
-        window = architecture.window(config, layer)
+        window = architecture.attention.window(config, layer)
         query_rope, key_rope = self._ropes.of_layer(turns, window > 0)
         if turns and architecture.rotation.before_norms:
             if not (query_norm and key_norm):
@@ -163,14 +163,14 @@ class AttentionLayers:
     def _mask(self, window: int) -> attention.Mask:
         """The tokens that a row of a layer sees. window: the layer's, 0 for none."""
         config, architecture = self._recording.config, self._recording.architecture
-        if architecture.causal if config.attention.causal is None else config.attention.causal:
-            extent, behind = -window if architecture.chunked else window, 0
-        elif window and not architecture.causal:
+        if architecture.attention.causal if config.attention.causal is None else config.attention.causal:
+            extent, behind = -window if architecture.attention.chunked else window, 0
+        elif window and not architecture.attention.causal:
             extent, behind = window // 2 + 1, window // 2
         else:
             extent, behind = window, _TO_THE_END
         return attention.Mask(
-            window=extent, behind=behind, images=int(extent > 0 or not architecture.images_in_windows)
+            window=extent, behind=behind, images=int(extent > 0 or not architecture.attention.images_in_windows)
         )
 
     def _products(self, prefix: str, rows: _HeadRows, stores: bool) -> None:
@@ -184,7 +184,7 @@ class AttentionLayers:
             unused = ("attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight")
             recording.loader.leave_out(*(prefix + name for name in unused))
         products = [(*self._projection(prefix, part, rows), part.rows) for part in parts]
-        if recording.architecture.softplus_gates and self._gates:
+        if recording.architecture.attention.softplus_gates and self._gates:
             products.insert(0, (self._gate_matrix(prefix, rows.heads), NOTHING, self._gates))
         matrices, _, _ = zip(*products, strict=True)
         if self._joined:
@@ -193,7 +193,7 @@ class AttentionLayers:
             recording.norm_pack(attention_norm(recording, prefix), *matrices)
         for i, (matrix, bias, out) in enumerate(products, 1):
             recording.product(matrix, out.place, addend=bias, last=i == len(products))
-        if stores and recording.architecture.value_norms:
+        if stores and recording.architecture.attention.value_norms:
             self._normalise_values(rows)
 
     def _source(self, prefix: str, part: _Part, kind: str, rows: _HeadRows) -> tuple[str, int, NDArray[np.int64]]:
@@ -207,7 +207,7 @@ class AttentionLayers:
         """A part's matrix and bias."""
         recording, loader = self._recording, self._recording.loader
         name, count, order = self._source(prefix, part, "weight", rows)
-        if part.letter == "v" and recording.architecture.value_norms and not loader.has(name):
+        if part.letter == "v" and recording.architecture.attention.value_norms and not loader.has(name):
             name = prefix + "attn_k.weight"  # one tensor for both keys and values
         matrix = loader.matrix(name, count, self._inputs, order)
         name, count, order = self._source(prefix, part, "bias", rows)
@@ -313,7 +313,7 @@ class AttentionLayers:
         recording, heads = self._recording, rows.heads
         name, width = prefix + "attn_output.weight", recording.config.embedding
         matrix = recording.loader.matrix(name, width, heads.queries * heads.size)
-        among = recording.architecture.gated_attention  # the gates, among the queries
+        among = recording.architecture.attention.gated  # the gates, among the queries
         if self._gates and among:
             kind, attended = activations.GATE_SIGMOID, rows.attended.address
             recording.gate_pack(kind, self._gates, attended, matrix, up_stride=4 * matrix.k)

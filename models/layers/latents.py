@@ -99,7 +99,7 @@ class LatentLayers:
                 epsilon=recording.plain_epsilon,
                 scale=self._scale,
                 cap=self._no_cap,
-                mask=attention.Mask(window=recording.architecture.window(config, layer)),
+                mask=attention.Mask(window=recording.architecture.attention.window(config, layer)),
                 longest=config.longest_head,
                 latents=attention.LatentQueries(
                     parts=self._keyed.address,

@@ -154,7 +154,7 @@ class Ropes:
         layers = range(config.layers)
         base = config.rope.window_base or rotation.window_base or config.rope.base
         windowed = base, rotation.window_scaling(scaling)
-        slides = [architecture.window(config, i) > 0 for i in layers]
+        slides = [architecture.attention.window(config, i) > 0 for i in layers]
         heads = config.attention.layer_heads
         of_all = heads[slides.index(False)] if False in slides else heads[0]
         of_window = heads[slides.index(True)] if True in slides else of_all
