@@ -41,7 +41,7 @@ AXE := axe-core@4.14.1
 
 # Where Windows' Python is set up under Wine, and the tests that run there.
 WINDOWS ?= /tmp/localllm-windows
-WINDOWS_UNTRIED := $(patsubst %,tests/localllm/engine/test_%.py,disk_cache engine_on_models engine_on_runners \
+WINDOWS_UNTRIED := $(patsubst %,tests/localllm/engine/test_%.py,engine_on_models engine_on_runners \
 	engine_random_on_runners images_in_engine images_in_layers self_drafts windows_in_engine)
 WINDOWS_TESTS ?= tests/gguf_io \
 	$(patsubst %,tests/localllm/test_%.py,doctor extraction remedies settings stored text text_files) \
