@@ -80,7 +80,7 @@ class Policy:
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl"})
-_WIDE, _NARROW = (1, 2, 4, 8, 12), (1, 2, 4)
+_WIDE, _AVX, _NARROW = (1, 2, 4, 8, 12), (1, 2, 3, 4), (1, 2, 4)
 _BY_TOKENS = (1.0, 2.0, 4.0)
 _FAR = (6144, 8192, 12288)
 _AVX512_VNNI = Policy(
@@ -104,10 +104,10 @@ POLICIES: Mapping[Isa, Policy] = {
         cpu="x86-64-v3",
         extras="+avxvnni",
         vector_parts=2,
-        tile_widths=_NARROW,
-        tile_times=(1.6, 1.0, 1.65),
+        tile_widths=_AVX,
+        tile_times=(1.5, 1.0, 1.6, 1.92),
         attention_vectors=4,
-        panel_tiles=4,
+        panel_tiles=2,
         interleaved_tiles=4,
         prefetch=_FAR,
     ),
@@ -125,12 +125,12 @@ POLICIES: Mapping[Isa, Policy] = {
         requires=_AVX2,
         cpu="x86-64-v3",
         vector_parts=2,
-        tile_widths=_NARROW,
-        tile_times=(1.35, 1.0, 1.85),
+        tile_widths=_AVX,
+        tile_times=(1.6, 1.0, 1.58, 1.92),
         attention_vectors=4,
         byte_offset=0,
         int16_accumulators=True,
-        panel_tiles=4,
+        panel_tiles=2,
         interleaved_tiles=4,
     ),
     Isa.NEON_DOT: Policy(
