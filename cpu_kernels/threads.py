@@ -46,12 +46,13 @@ _GROUPS_ARRIVED, _TEAM, _GROUPS = (64 * i for i in range(3))
 _PROGRAM, _STEP, _OFFERS_EVERY, _AWAY, _FIRST_OFFERS = range(5)
 _MEMBERS, _PHASE, _SLEEPING, _GROUP_BYTES = (64 * i for i in range(4))
 _GROUP_THREADS = 8
-# A group's members: the phase's number, a bit for each thread that takes part in it, how many these are, and how many
-# have arrived at its end.
+# A group's members: the phase's number modulo 2**32, a bit for each thread that takes part in it, how many these are,
+# and how many have arrived at its end.
 _NUMBER_SHIFT, _BITS_SHIFT, _COUNT_SHIFT, _COUNT_MASK = 32, 16, 8, 0xFF
 _TAKING_PART = (1 << _NUMBER_SHIFT) - (1 << _COUNT_SHIFT)
 # After the phase's number: the first operation of phases of even and of odd numbers, or one of these.
 _FIRST, _BETWEEN_STEPS, _END = 8, -1, -2
+_FIRST_PHASE = 2**32 - 1000  # what would only fail after 2**32 phases, which take days, fails in a second
 _STEP_SPIN_US, _BARRIER_SPIN_US = 1000, 20
 """How long a worker spins for the next step, and a thread at the barrier, in microseconds."""
 OFFERS_EVERY_US, AWAY_US = (1000, 4000) if sys.platform == "linux" else (1 << 40, 0)
@@ -153,7 +154,8 @@ def _join(group: int, thread: int) -> int:
     while compare_and_swap(group + _MEMBERS, word, word + _member(thread) + (1 if late else 0)) == 0:
         word = atomic_load(group + _MEMBERS)
         late = _members(word) == _arrived(word)
-    phase = word >> _NUMBER_SHIFT
+    phase = atomic_load(group + _PHASE)  # differs by one at most; the word has only the lower 32 bits of the number
+    phase += (word >> _NUMBER_SHIFT) - phase << _NUMBER_SHIFT >> _NUMBER_SHIFT
     if late:
         _await(group, phase, _BARRIER_SPIN_US)
         phase += 1
@@ -269,7 +271,7 @@ def lead(control: int, step: int, thread: int, threads: int) -> None:
 def work(control: int, spin: int, thread: int, threads: int) -> None:
     """Run a worker's steps until one has no program. Between steps it spins for `spin` microseconds, then sleeps."""
     group = _group(control, thread // _GROUP_THREADS)
-    phase, offer = 0, ticks()
+    phase, offer = atomic_load(group + _PHASE), ticks()
     first = _first_of(group, phase)
     while first != _END:
         if first == _BETWEEN_STEPS:
@@ -294,10 +296,12 @@ class ThreadTeam:
         self._team = self._control[_TEAM // 8 : _GROUPS // 8]
         self._team[_OFFERS_EVERY : _AWAY + 1] = OFFERS_EVERY_US, AWAY_US
         lines = self._control[_GROUPS // 8 :].reshape(groups, _GROUP_BYTES // 8)
+        lines[:, _PHASE // 8] = _FIRST_PHASE
         lines[:, (_PHASE + _FIRST) // 8] = _BETWEEN_STEPS
         for number in range(groups):
             members = min(_GROUP_THREADS, threads - number * _GROUP_THREADS)
-            lines[number, _MEMBERS // 8] = (1 << members) - 1 << _BITS_SHIFT | members << _COUNT_SHIFT
+            word = (1 << members) - 1 << _BITS_SHIFT | members << _COUNT_SHIFT
+            lines[number, _MEMBERS // 8] = word + (_FIRST_PHASE - 2**32 << _NUMBER_SHIFT)  # signed
         self._lines = aligned_zeros((threads * LINE_BYTES // 8,), np.int64)
         compile_all([lead, work])  # now, not while another thread waits at the barrier
         self._workers: list[threading.Thread] = []
