@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 _CHUNK = 2**16
@@ -29,9 +30,8 @@ class StandardStreams:
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()  # b"" at the end
         sys.stdout.flush()
         self._input, self._output = os.dup(0), os.dup(1)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)
         self._writing = ThreadPoolExecutor(1, "stdout")  # a client that does not read must not stop the others
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
