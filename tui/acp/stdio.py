@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 _CHUNK = 2**16
@@ -30,7 +29,7 @@ class StandardStreams:
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()  # b"" at the end
         sys.stdout.flush()
         self._input, self._output = os.dup(0), os.dup(1)
-        with Path(os.devnull).open("rb") as nothing:
+        with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)
         self._writing = ThreadPoolExecutor(1, "stdout")  # a client that does not read must not stop the others
