@@ -146,7 +146,7 @@ def test_a_store_that_cannot_be_searched(
     def fail(*_: object) -> None:
         raise MemoryError("no memory for the header")
 
-    monkeypatch.setattr("localllm.engine.disk_cache.read_header", fail)
+    monkeypatch.setattr(DiskCache, "find", fail)
     first = Engine(FakeRunner(pages=2000, max_rows=64), FakeVocabulary(), disk=DiskCache(tmp_path, "fake", 2**20))
     for prompt in (ONE, (*ONE, 5), TWO):
         check(ask(first, prompt), prompt)
