@@ -24,12 +24,12 @@ from cpu_kernels.simd.threads import (
     atomic_store,
     call_kernel,
     microseconds,
-    pause,
     sleep,
     ticks,
     wake,
 )
 from cpu_kernels.simd.vectors import put_i64
+from cpu_kernels.threads import await_count
 
 # One cache line each: how many choices there are and the next one that nobody has begun, in one number; how many were
 # made since the beginning; callers asleep until all are made; calls; helpers asleep until the next; and the call.
@@ -72,22 +72,14 @@ def _make(control: int, thread: int) -> None:
 @kernel()
 def choose_all(control: int, count: int, thread: int, threads: int) -> None:
     """Make `count` choices, and wait for those that helpers have begun."""
-    made = atomic_load(control + _MADE)
-    goal, until = made + count, ticks() + microseconds(_SPIN_US)
+    goal, until = atomic_load(control + _MADE) + count, ticks() + microseconds(_SPIN_US)
     put_i64(control + _CALL + 8 * _GOAL, goal)
     atomic_store(control + _CLAIMS, count << _BITS)
     atomic_add(control + _CALLS, 1)
     if count != 1 and atomic_add(control + _PARKED, 0) > 0:
         wake(control + _CALLS)
     _make(control, 0)
-    while made != goal:
-        if ticks() < until:
-            pause()
-        else:
-            atomic_add(control + _ASLEEP, 1)
-            sleep(control + _MADE, made)
-            atomic_add(control + _ASLEEP, -1)
-        made = atomic_load(control + _MADE)
+    await_count(control + _MADE, goal, control + _ASLEEP, until)
 
 
 @kernel()

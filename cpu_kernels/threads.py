@@ -112,16 +112,27 @@ def _begin(control: int, threads: int, first: int) -> None:
 
 
 @inner
-def _await(group: int, phase: int, spin: int) -> None:
-    """Wait until a phase is over, first spinning, then asleep, since the last thread may need this core."""
-    until = ticks() + microseconds(spin)
-    while atomic_load(group + _PHASE) <= phase:
+def await_count(counter: int, goal: int, sleeping: int, until: int) -> None:
+    """Wait until a counter has reached a goal: first spin, then sleep, since the thread that counts may need this core.
+
+    counter, sleeping: addresses, of the counter and of the number of threads asleep until it changes, for whose sake
+    the thread that counts calls `wake`. until: when spinning ends, as `ticks` counts.
+    """
+    seen = atomic_load(counter)
+    while seen < goal:
         if ticks() < until:
             pause()
         else:
-            atomic_add(group + _SLEEPING, 1)
-            sleep(group + _PHASE, phase)
-            atomic_add(group + _SLEEPING, -1)
+            atomic_add(sleeping, 1)
+            sleep(counter, seen)
+            atomic_add(sleeping, -1)
+        seen = atomic_load(counter)
+
+
+@inner
+def _await(group: int, phase: int, spin: int) -> None:
+    """Wait until a phase is over, first spinning for so many microseconds."""
+    await_count(group + _PHASE, phase + 1, group + _SLEEPING, ticks() + microseconds(spin))
 
 
 @inner
